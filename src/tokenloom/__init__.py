@@ -1,0 +1,1 @@
+"""tokenloom: small transformers for any data."""

@@ -1,0 +1,49 @@
+"""What every reader of text gives: documents, and what was noticed while reading them."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Holdout = tuple[str, ...] | Literal["tail"] | None
+"""Which part of a text is kept for validation: documents by id, the contiguous tail, or no preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with borders of its own: a file, a row of a table, a play.
+
+    `id` stays the same from one reading to the next: the path relative to what was asked for, `path:row` for a
+    row. Splits go by it.
+    """
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Text as it was read.
+
+    documents: in reading order, none of them empty.
+    documented: True where the borders between documents mean something (a folder, a table, plays).
+    skipped: (path, reason) of files that were left out.
+    notes: lines for the report: guesses that were made, rows that were left out.
+    holdout: what the data set itself keeps for validation, where it says so.
+    """
+
+    documents: list[Document]
+    documented: bool = False
+    name: str = "text"
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    licence: str | None = None
+    holdout: Holdout = None
+
+    @property
+    def characters(self) -> int:
+        """Unicode code points in all documents."""
+        return sum(len(document.text) for document in self.documents)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all documents in UTF-8."""
+        return sum(len(document.text.encode()) for document in self.documents)

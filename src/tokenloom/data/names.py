@@ -1,0 +1,31 @@
+"""Helping with a name that was not found: the nearest one that exists."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The known name most like `given`, letter case aside; None when nothing comes near."""
+    by_folded: dict[str, str] = {}
+    for name in known:
+        by_folded.setdefault(name.casefold(), name)
+    found = difflib.get_close_matches(given.casefold(), list(by_folded), n=1, cutoff=0.6)
+    return by_folded[found[0]] if found else None
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest known name, and nothing when there is none: the end of a message."""
+    name = nearest(given, known)
+    return f"; did you mean {name!r}?" if name else ""
+
+
+def some(items: Iterable[object], limit: int = 20) -> str:
+    """The first `limit` items with commas between them, and how many more there are."""
+    listed = list(items)
+    shown = ", ".join(str(item) for item in listed[:limit])
+    return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit:,} more"
+
+
+def counted(n: int, what: str, plural: str | None = None) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{n:,} {what if n == 1 else plural or what + 's'}"

@@ -1,0 +1,237 @@
+"""Reading text as people have it: a file, a folder, standard input, rows of a table, or a built-in data set."""
+
+import gzip
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenloom.data import recipes
+from tokenloom.data.documents import Document, TextData
+from tokenloom.data.names import counted, did_you_mean, some
+from tokenloom.data.tables import read_json, read_table
+from tokenloom.data.unicode import (
+    Newlines,
+    Unreadable,
+    check_encoding,
+    check_newlines,
+    decode,
+    fold_newlines,
+)
+from tokenloom.errors import UserError
+
+__all__ = ["Document", "TextData", "read_text"]
+
+_JSON = (".jsonl", ".ndjson", ".json")
+_TABLE = (".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class _How:
+    """The options of one reading."""
+
+    encoding: str
+    newlines: Newlines
+    column: str | None
+
+
+def read_text(
+    source: str | os.PathLike[str],
+    *,
+    encoding: str = "utf-8",
+    newlines: Newlines = "fold",
+    column: str | None = None,
+) -> TextData:
+    """Text from whatever `source` names.
+
+    - the name of a built-in data set (`shakespeare`; a file of that name is reached as `./shakespeare`);
+    - `-`: standard input, one document;
+    - a file of plain text, whatever its ending: one document;
+    - `.jsonl`, `.ndjson`, `.json`, `.csv`, `.tsv`: a document a row, the text from `column` (guessed, and the guess
+      noted, where one column is called `text` or only one holds text);
+    - any of these compressed with gzip (`.gz`);
+    - a folder: all its text files, recursively, in the order of their paths. Hidden files, links to folders,
+      binaries, empty files and whatever else is no text are left out and listed in `skipped`.
+
+    encoding: of files and standard input. newlines: `fold` turns CRLF and CR into LF and drops a byte-order mark;
+    `keep` leaves every character as it is.
+
+    Raises UserError, naming the file, for a path that does not exist, no text, bytes in another encoding (with the
+    byte offset), binaries, broken rows (with the line), an unknown encoding or column.
+    """
+    check_encoding(encoding)
+    check_newlines(newlines)
+    how = _How(encoding, newlines, column)
+    given = os.fspath(source)
+    if given == "-":
+        return _standard_input(how)
+    if isinstance(source, str) and given in recipes.names():
+        return _built_in(given, how)
+    path = Path(given)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise UserError(_no_such(given)) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {given!r}: {_reason(error)}") from None
+    if stat.S_ISDIR(mode):
+        return _folder(path, how)
+    try:
+        notes: list[str] = []
+        documents, documented = _file(path, path.name, how, notes)
+    except Unreadable as error:
+        raise UserError(f"{given}: {error}") from None
+    return TextData(documents, documented, name=path.name, notes=notes)
+
+
+def _standard_input(how: _How) -> TextData:
+    if how.column is not None:
+        raise UserError(f"--column {how.column} does not apply to standard input, which is read as plain text")
+    try:
+        text = _plain(sys.stdin.buffer.read(), how)
+    except Unreadable as error:
+        raise UserError(f"standard input: {error}") from None
+    return TextData([Document("-", text)], name="standard input")
+
+
+def _built_in(name: str, how: _How) -> TextData:
+    for option, value in (("column", how.column), ("encoding", how.encoding)):
+        if value not in (None, "utf-8"):
+            raise UserError(f"--{option} {value} does not apply to the built-in data set {name!r}")
+    data = recipes.load(name)
+    notes = list(data.notes)
+    if os.path.lexists(name):
+        notes.append(f"{name!r} is the built-in data set; the file or folder of that name is ./{name}")
+    documents = data.documents
+    if how.newlines == "fold":
+        documents = [Document(document.id, fold_newlines(document.text)) for document in documents]
+    return replace(data, documents=documents, notes=notes)
+
+
+def _no_such(given: str) -> str:
+    parent = Path(given).parent
+    try:
+        beside = {str(parent / name): name for name in os.listdir(parent)}
+    except OSError:
+        near = _nearest_folder(parent)
+        return f"there is no file or folder {given!r}: {str(near)!r} has no {_next_part(near, parent)!r} in it"
+    known = [*beside, *recipes.names()]
+    hint = did_you_mean(str(Path(given)), known)
+    return f"there is no file, folder or built-in data set {given!r}{hint or ' (tokenloom data list names the built-in ones)'}"
+
+
+def _nearest_folder(path: Path) -> Path:
+    return next((folder for folder in path.parents if folder.is_dir()), Path())
+
+
+def _next_part(folder: Path, path: Path) -> str:
+    return path.parts[len(folder.parts)] if len(path.parts) > len(folder.parts) else str(path)
+
+
+def _folder(root: Path, how: _How) -> TextData:
+    documents: list[Document] = []
+    skipped: list[tuple[str, str]] = []
+    notes: list[str] = []
+    # By the parts of the path, so that what lies in one folder stays together whatever its name sorts beside.
+    for relative, problem in sorted(_walk(root), key=lambda found: Path(found[0]).parts):
+        name = _printable(relative)
+        if problem is not None:
+            skipped.append((name, problem))
+            continue
+        try:
+            # Plain files have no columns, and that is no mistake in a folder that also holds tables.
+            found, _ = _file(root / relative, name, how, notes, strict_column=False)
+        except Unreadable as error:
+            skipped.append((name, str(error)))
+        else:
+            documents += found
+    if not documents:
+        if not skipped:
+            raise UserError(f"{root} is an empty folder")
+        reasons = some((f"{name} ({reason})" for name, reason in skipped), 3)
+        raise UserError(f"{root} holds no text that can be read: {counted(len(skipped), 'entry', 'entries')} skipped: {reasons}")
+    return TextData(documents, True, name=root.resolve().name or str(root), skipped=skipped, notes=notes)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, str | None]]:
+    """(relative path, None) for every file; (relative path, reason) for what is not looked into."""
+    errors: list[OSError] = []
+    for folder, folders, files in os.walk(root, onerror=errors.append):
+        here = Path(folder).relative_to(root)
+        for name in sorted(folders):
+            relative = (here / name).as_posix() + "/"
+            if name.startswith("."):
+                folders.remove(name)
+                yield relative, "hidden"
+            elif os.path.islink(os.path.join(folder, name)):
+                yield relative, "a link to a folder"  # os.walk does not follow it.
+        for name in files:
+            yield (here / name).as_posix(), "hidden" if name.startswith(".") else None
+    for error in errors:
+        yield os.path.relpath(str(error.filename), root), f"cannot be read: {_reason(error)}"
+
+
+def _file(
+    path: Path, name: str, how: _How, notes: list[str], *, strict_column: bool = True
+) -> tuple[list[Document], bool]:
+    """The documents of one file, and whether its borders mean something. Raises Unreadable."""
+    raw = _bytes(path)
+    bare = path.name.lower()
+    if bare.endswith(".gz"):
+        bare = bare.removesuffix(".gz")
+        raw = _unzipped(raw)
+    ending = os.path.splitext(bare)[1]
+    if ending not in _JSON + _TABLE:
+        if how.column is not None and strict_column:
+            raise Unreadable(
+                f"plain text has no column {how.column!r}: leave --column away, or give a file that ends in"
+                " .jsonl, .json, .csv or .tsv"
+            )
+        return [Document(name, _plain(raw, how))], False
+    text = _some_text(decode(raw, how.encoding, "keep"), raw)
+    if ending in _JSON:
+        lines = ending != ".json"
+        return read_json(text, name, lines=lines, column=how.column, newlines=how.newlines, notes=notes), True
+    tabs = ending == ".tsv"
+    return read_table(text, name, tabs=tabs, column=how.column, newlines=how.newlines, notes=notes), True
+
+
+def _plain(raw: bytes, how: _How) -> str:
+    return _some_text(decode(raw, how.encoding, how.newlines), raw)
+
+
+def _some_text(text: str, raw: bytes) -> str:
+    if not raw:
+        raise Unreadable("empty (0 bytes): there is no text in it")
+    if not text.strip().strip("\ufeff"):
+        raise Unreadable(f"{counted(len(text), 'character')} of nothing but white space: there is no text in it")
+    return text
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise Unreadable("neither a file nor a folder")
+        return path.read_bytes()
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {_reason(error)}") from None
+
+
+def _unzipped(raw: bytes) -> bytes:
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Unreadable(f"a damaged gzip file, or none at all: {error}") from None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _printable(path: str) -> str:
+    """A path as valid Unicode: bytes of file names that are not UTF-8 are written out as \\xNN."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,239 @@
+"""Choosing the next token: small pure functions on the scores of one step, and the options that combine them.
+
+Every function takes scores (B, vocab): log-probabilities or logits, since none of the rules cares about a constant
+added to a row. Scores in half precision are widened to float32 first. A token that is ruled out gets minus infinity.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tokenloom.errors import UserError
+
+
+class NonFiniteLogits(UserError, RuntimeError):  # noqa: N818 - the name says what was found
+    """The model gave scores to which no token can be chosen: NaN, plus infinity, or minus infinity everywhere."""
+
+    def __init__(self, step: int | None, device: torch.device, where: str = "") -> None:
+        self.step = step
+        self.device = device
+        at = "" if step is None else f" at step {step}"
+        super().__init__(
+            f"the model's logits are not finite{at} on {device}{where}: its weights are damaged, or its numbers"
+            " overflow in this precision (try float32)"
+        )
+
+
+def widen(scores: Tensor) -> Tensor:
+    """The scores in float32 or wider: a draw in half precision would be visibly wrong."""
+    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+
+
+def apply_temperature(scores: Tensor, temperature: float) -> Tensor:
+    """Scores (B, vocab) divided by the temperature; 0 leaves only the best token (the smallest id among equals).
+
+    A row is shifted to a maximum of 0 first, so that no temperature, however small, overflows it.
+    """
+    scores = widen(scores)
+    if temperature == 0:
+        best = scores.argmax(-1, keepdim=True)
+        return torch.full_like(scores, -math.inf).scatter_(-1, best, 0.0)
+    if temperature == 1:
+        return scores
+    # A temperature below the smallest normal number would be read as 0 and give 0 / 0.
+    return (scores - scores.amax(-1, keepdim=True)) / max(temperature, torch.finfo(scores.dtype).tiny)
+
+
+def top_k_mask(scores: Tensor, k: int) -> Tensor:
+    """Which tokens of each row are its k best: exactly k of them; among equals the smaller ids win."""
+    threshold = scores.topk(k, dim=-1).values[..., -1:]
+    above = scores > threshold
+    level = scores == threshold
+    room = k - above.sum(-1, keepdim=True)
+    return above | (level & (level.cumsum(-1) <= room))
+
+
+def keep_top_k(scores: Tensor, k: int | None) -> Tensor:
+    """Keep the k best tokens of each row, never more; None, 0 and k >= vocab keep all.
+
+    Source: Fan, Lewis and Dauphin, Hierarchical Neural Story Generation (2018), section 5.
+    """
+    scores = widen(scores)
+    if not k or k >= scores.shape[-1]:
+        return scores
+    return scores.masked_fill(~top_k_mask(scores, k), -math.inf)
+
+
+def keep_top_p(scores: Tensor, p: float | None) -> Tensor:
+    """Keep the smallest set of best tokens whose probability reaches p; at least the best token; 1 and None keep all.
+
+    Source: Holtzman et al., The Curious Case of Neural Text Degeneration (2020), section 3.1 (the nucleus).
+    """
+    scores = widen(scores)
+    if p is None or p >= 1:
+        return scores
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.softmax(-1).cumsum(-1)
+    # A token stays when those before it do not reach p yet. The slack lets 0.6 + 0.3 count as 0.9.
+    beyond = torch.ones_like(ordered, dtype=torch.bool)
+    beyond[..., 0] = False
+    beyond[..., 1:] = mass[..., :-1] >= p - _slack(scores)
+    return scores.masked_fill(torch.empty_like(beyond).scatter_(-1, order, beyond), -math.inf)
+
+
+def keep_min_p(scores: Tensor, min_p: float | None) -> Tensor:
+    """Keep the tokens at least min_p times as likely as the likeliest; 0 and None keep all.
+
+    Source: Nguyen et al., Turning Up the Heat: Min-p Sampling (2024), section 3.
+    """
+    scores = widen(scores)
+    if not min_p:
+        return scores
+    relative = (scores - scores.amax(-1, keepdim=True)).exp()
+    return scores.masked_fill(relative < min_p * (1 - _slack(scores)), -math.inf)
+
+
+def _slack(scores: Tensor) -> float:
+    """How much rounding may have moved a probability that comes from scores of this width."""
+    return 8 * torch.finfo(scores.dtype).eps
+
+
+def penalise_repetition(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Divide the odds of every token seen before by the penalty: p(i) ∝ p(i) / penalty, that is, score − ln(penalty).
+
+    scores (B, vocab); seen (B, vocab) bool, so that a token pays once, however often it came; penalty >= 1.
+
+    The idea is that of Keskar et al., CTRL (2019), section 4.1. They divide the *logit*, which depends on where the
+    zero of the logits happens to be: divided, a negative logit becomes more likely; multiplied instead, as is usual,
+    two seen tokens of 0.6 and 0.3 become 0.65 and 0.16 (penalty 2, on log-probabilities): the first *gains*.
+    Dividing the probability gives 0.55 and 0.27. It is the same for logits and log-probabilities, and after the
+    softmax no seen token can ever be more likely than before.
+    """
+    scores = widen(scores)
+    if penalty == 1:
+        return scores
+    return torch.where(seen, scores - math.log(penalty), scores)
+
+
+def pick(scores: Tensor, uniforms: Tensor) -> Tensor:
+    """The token at which the running sum of probabilities passes u: inverse transform sampling.
+
+    scores (B, vocab), need not be normalised; uniforms (B,) in [0, 1). Returns ids (B,), −1 for a row that has NaN,
+    plus infinity or nothing but minus infinity. A token of probability zero is never picked, for no u: the sum runs
+    in float64 (float32 where a device has no more), and rounding in a parallel sum can not let a zero in.
+    """
+    scores = widen(scores)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    possible = weights > 0
+    mass = weights.cumsum(-1, dtype=torch.float32 if scores.device.type == "mps" else torch.float64)
+    passed = possible & (mass > uniforms.to(mass).unsqueeze(-1) * mass[:, -1:])
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    first = torch.where(passed, places, len(places)).amin(-1)
+    # Where u times the sum rounds to the sum itself nothing passes it: then it is the last possible token. A broken
+    # row is all NaN by now and has no possible token.
+    return torch.minimum(first, torch.where(possible, places, -1).amax(-1))
+
+
+def uniforms_of(generators: Sequence[torch.Generator]) -> Tensor:
+    """One number in [0, 1) from each generator, (B,) float64 on the CPU: what a row draws depends on no other row."""
+    return torch.cat([torch.rand(1, generator=g, dtype=torch.float64, device=g.device).cpu() for g in generators])
+
+
+def draw(scores: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Draw one token a row, each with its own generator: scores (B, vocab) → ids (B,).
+
+    Raises NonFiniteLogits when a row has nothing to draw from.
+    """
+    if len(generators) != len(scores):
+        raise ValueError(f"{len(scores)} rows need as many generators, not {len(generators)}")
+    ids = pick(scores, uniforms_of(generators))
+    if bool((ids < 0).any()):
+        raise NonFiniteLogits(None, scores.device)
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. The rules act in this order: penalty, temperature, top-k, top-p, min-p.
+
+    temperature: 0 always takes the likeliest token; 1 draws from the model's own distribution.
+    top_k: keep this many tokens; None or 0: no limit. top_p: keep the smallest set with this much probability.
+    min_p: keep tokens at least this many times as likely as the likeliest.
+    repetition_penalty: divide the odds of tokens that the text holds already by this; 1 does nothing.
+
+    Raises UserError for a value outside its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(
+                f"temperature {self.temperature} cannot be used: it must be 0 (always the likeliest token)"
+                " or a positive number (--temperature)"
+            )
+        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 0):
+            raise UserError(f"top-k {self.top_k} cannot be used: it must be 0 (no limit) or a count (--top-k)")
+        for name, value in (("top-p", self.top_p), ("min-p", self.min_p)):
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"{name} {value} cannot be used: it must lie between 0 and 1 (--{name})")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty >= 1):
+            raise UserError(
+                f"repetition penalty {self.repetition_penalty} cannot be used: it must be 1 (no penalty)"
+                " or more (--repetition-penalty)"
+            )
+
+    def greedy(self) -> "Sampling":
+        """These options with the likeliest token always taken; the repetition penalty stays."""
+        return replace(self, temperature=0.0, top_k=None, top_p=None, min_p=None)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the options leave one token only, so that nothing is drawn."""
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the choice depends on the tokens seen before."""
+        return self.repetition_penalty != 1
+
+    def filtered(self, log_probs: Tensor, seen: Tensor | None = None) -> Tensor:
+        """The scores (B, vocab) after all rules but not normalised again; the tensor itself when no rule applies."""
+        if self.penalises:
+            if seen is None:
+                raise ValueError("a repetition penalty needs the tokens seen so far")
+            log_probs = penalise_repetition(log_probs, seen, self.repetition_penalty)
+        scores = apply_temperature(log_probs, self.temperature)
+        return keep_min_p(keep_top_p(keep_top_k(scores, self.top_k), self.top_p), self.min_p)
+
+    def distribution(self, log_probs: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Log-probabilities (B, vocab) of the tokens under these options; minus infinity for those ruled out.
+
+        log_probs (B, vocab) from the model; seen (B, vocab) bool, needed only with a repetition penalty.
+        """
+        return self.filtered(log_probs, seen).log_softmax(-1)
+
+    def choose(
+        self, log_probs: Tensor, generators: Sequence[torch.Generator], seen: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose a token a row: ids (B,) and their log-probabilities (B,) under the model itself.
+
+        A row with scores that are not finite gives a log-probability that is not finite: the caller looks at it on
+        the host, where it goes anyway, so that nothing here waits for the device.
+        """
+        if self.is_greedy and not self.penalises:
+            best, ids = widen(log_probs).max(-1)
+            return ids, best
+        log_probs = widen(log_probs)
+        scores = self.filtered(log_probs, seen)
+        ids = scores.argmax(-1) if self.is_greedy else pick(scores, uniforms_of(generators)).clamp(min=0)
+        chosen = log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        # The rules may hide a NaN; the row's maximum does not. Adding 0 x maximum spoils the value in that case only.
+        return ids, chosen + 0 * log_probs.amax(-1)

@@ -1,0 +1,92 @@
+"""A batch: named streams of tokens with all that belongs to them, and the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+# A target that does not count, as in torch.nn.functional.cross_entropy.
+IGNORE = -100
+
+
+@dataclass
+class Stream:
+    """One kind of data in a batch: a text, an image, a sound.
+
+    ids: (B, N) int64, or (B, N, Q) where Q codes make a step. features: (B, N, …) for data that need no ids. real:
+    (B, N) bool, False where a token only pads; None = all real. positions: (B or 1, N) int64; None = 0 … N−1.
+    segments: (B, N) int64, the number of the document that each token belongs to; None = one document a row.
+    """
+
+    ids: Tensor | None = None
+    features: Tensor | None = None
+    real: Tensor | None = None
+    positions: Tensor | None = None
+    segments: Tensor | None = None
+
+    @property
+    def tokens(self) -> Tensor:
+        """Ids or features, whichever there are."""
+        tokens = self.ids if self.ids is not None else self.features
+        if tokens is None:
+            raise ValueError("a stream without ids or features")
+        return tokens
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B and N."""
+        B, N = self.tokens.shape[:2]
+        return B, N
+
+    def positions_or_count(self) -> Tensor:
+        """The positions, 0 … N−1 unless given."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(self.shape[1], device=self.tokens.device)[None]
+
+    def to(self, device: torch.device) -> Stream:
+        """The same stream on another device."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Stream(**{k: v if v is None else v.to(device, non_blocking=True) for k, v in moved.items()})
+
+
+@dataclass
+class Batch:
+    """What a model is given, and what is asked of it.
+
+    streams: by name. targets: by the name of the loss term, int64 with `IGNORE` where nothing is asked.
+    """
+
+    streams: dict[str, Stream]
+    targets: dict[str, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Stream:
+        return self.streams[name]
+
+    def __len__(self) -> int:
+        return next(iter(self.streams.values())).shape[0]
+
+    def counts(self) -> dict[str, int]:
+        """How many targets count, for each loss term."""
+        return {name: int((target != IGNORE).sum()) for name, target in self.targets.items()}
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return Batch(
+            {name: stream.to(device) for name, stream in self.streams.items()},
+            {name: target.to(device, non_blocking=True) for name, target in self.targets.items()},
+        )
+
+
+def pad(rows: list[Tensor], fill: int = 0, *, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows of unequal length (n_b,) as one tensor (B, max n_b), and where it is real (B, max n_b) bool."""
+    N = max(len(row) for row in rows)
+    tokens = torch.full((len(rows), N), fill, dtype=rows[0].dtype)
+    real = torch.zeros(len(rows), N, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        place = slice(N - len(row), N) if left else slice(0, len(row))
+        tokens[b, place] = row
+        real[b, place] = True
+    return tokens, real

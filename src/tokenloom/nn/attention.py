@@ -1,0 +1,260 @@
+"""Scaled dot-product attention as a pure function with two roads, and multi-head attention on top of it.
+
+Source: Vaswani et al. 2017, "Attention is all you need"; Bishop & Bishop, *Deep Learning*, section 12.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from tokenloom.nn.cache import LayerCache
+from tokenloom.nn.masks import Causal, Mask, materialise
+from tokenloom.nn.positions import Placement, rotate
+from tokenloom.nn.taps import Taps
+
+# The fused road asks a mask for at most this many entries at a time, so that memory stays linear in N.
+BLOCK_ENTRIES = 1 << 22
+
+
+@overload
+def attention(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    mask: Mask | None = ...,
+    bias: Tensor | None = ...,
+    *,
+    return_weights: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    mask: Mask | None = ...,
+    bias: Tensor | None = ...,
+    *,
+    return_weights: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def attention(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    *,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Y = softmax(Q Kᵀ / √Dh + bias) V, row by row over the keys that the mask allows.
+
+    Q: (B, H, N, Dh). K: (B, Hk, M, Dh). V: (B, Hk, M, Dv); H is a multiple of Hk, and each key–value head serves
+    H / Hk query heads in a row. mask: None = all keys allowed. bias: added to the scores, broadcastable to
+    (B, H, N, M). A query that may attend to nothing gives zeros, and finite gradients.
+
+    Returns Y (B, H, N, Dv); with return_weights also the weights (B, H, N, M), which takes the explicit road. The
+    fused road gives the same values and gradients in memory linear in N (unless a bias is given: that is N×M).
+
+    Raises ValueError when the shapes do not fit.
+    """
+    _check(Q, K, V)
+    if return_weights:
+        return explicit_attention(Q, K, V, mask, bias)
+    return fused_attention(Q, K, V, mask, bias)
+
+
+def explicit_attention(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The formula of `attention`, step by step, N×M weights and all. Returns Y and the weights."""
+    scores = attention_scores(Q, K, mask, bias)
+    A = attention_weights(scores)
+    return A @ _for_each_head(V, Q.shape[1]), A
+
+
+def attention_scores(Q: Tensor, K: Tensor, mask: Mask | None, bias: Tensor | None) -> Tensor:
+    """Q Kᵀ / √Dh + bias, with −∞ where the mask forbids: (B, H, N, M)."""
+    scores = Q @ _for_each_head(K, Q.shape[1]).transpose(-2, -1) / math.sqrt(Q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~materialise(mask, Q.shape[-2], K.shape[-2], Q.device), -math.inf)
+    return scores
+
+
+def attention_weights(scores: Tensor) -> Tensor:
+    """Row softmax in which a row of nothing but −∞ becomes zeros instead of not-a-number."""
+    nothing = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+
+
+def fused_attention(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
+    """`attention` through the framework's fused kernel, with each mask in its cheapest form."""
+    N, M = Q.shape[-2], K.shape[-2]
+    H = Q.shape[1]
+    if isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset >= M - 1:
+        mask = None  # every key lies in the past of every query
+    if bias is None and mask is None:
+        if N == 1 and K.shape[1] != H:
+            # One query a head: the heads that share keys can stand in a row as queries, and nothing is copied.
+            B, Hk = K.shape[:2]
+            Y = scaled_dot_product_attention(Q.view(B, Hk, H // Hk, Q.shape[-1]), K, V)
+            return Y.reshape(B, H, 1, V.shape[-1])
+        return scaled_dot_product_attention(Q, _for_each_head(K, H), _for_each_head(V, H))
+    K, V = _for_each_head(K, H), _for_each_head(V, H)
+    if bias is None and isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0 and N == M:
+        return scaled_dot_product_attention(Q, K, V, is_causal=True)
+    if N * M <= BLOCK_ENTRIES:
+        return _masked_block(Q, K, V, mask, bias, (0, N))
+    rows = max(1, BLOCK_ENTRIES // M)
+    blocks = [_masked_block(Q, K, V, mask, bias, (start, min(start + rows, N))) for start in range(0, N, rows)]
+    return torch.cat(blocks, dim=-2)
+
+
+def _masked_block(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None, bias: Tensor | None, rows: tuple[int, int]
+) -> Tensor:
+    """The rows start … stop of fused attention, over no more keys than the mask lets them reach."""
+    start, stop = rows
+    low, high = (0, K.shape[-2]) if mask is None else mask.key_range(start, stop, K.shape[-2])
+    Q = Q[..., start:stop, :]
+    if low >= high:
+        return V.new_zeros(*Q.shape[:-1], V.shape[-1]) + 0.0 * Q.sum()
+    K, V = K[..., low:high, :], V[..., low:high, :]
+    if bias is not None:
+        bias = bias[..., start:stop, low:high] if bias.shape[-2] > 1 else bias[..., low:high]
+        bias = bias.to(Q.dtype)
+    if mask is None:
+        return scaled_dot_product_attention(Q, K, V, attn_mask=_as_four(bias))
+    allowed = mask.allowed(torch.arange(start, stop, device=Q.device), torch.arange(low, high, device=Q.device))
+    if mask.always_something:
+        return scaled_dot_product_attention(Q, K, V, attn_mask=_as_four(_joined(allowed, bias)))
+    something = allowed.any(-1, keepdim=True)
+    # Rows with nothing allowed attend to everything instead, and their result, with its gradient, is dropped.
+    Y = scaled_dot_product_attention(Q, K, V, attn_mask=_as_four(_joined(allowed | ~something, bias)))
+    return torch.where(something, Y, 0.0)
+
+
+def _joined(allowed: Tensor, bias: Tensor | None) -> Tensor:
+    return allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
+
+
+def _as_four(mask: Tensor | None) -> Tensor | None:
+    return mask if mask is None or mask.dim() == 4 else mask[(None,) * (4 - mask.dim())]
+
+
+def _for_each_head(K: Tensor, H: int) -> Tensor:
+    """Key–value heads repeated so that there is one for each of the H query heads."""
+    return K if K.shape[1] == H else K.repeat_interleave(H // K.shape[1], dim=1)
+
+
+def _check(Q: Tensor, K: Tensor, V: Tensor) -> None:
+    fits = (
+        Q.dim() == K.dim() == V.dim() == 4
+        and Q.shape[0] == K.shape[0] == V.shape[0]
+        and K.shape[1:3] == V.shape[1:3]
+        and Q.shape[1] % K.shape[1] == 0
+        and Q.shape[3] == K.shape[3]
+    )
+    if not fits:
+        raise ValueError(
+            "attention wants Q (B, H, N, Dh), K (B, Hk, M, Dh), V (B, Hk, M, Dv) with H a multiple of Hk, "
+            f"not {tuple(Q.shape)}, {tuple(K.shape)}, {tuple(V.shape)}"
+        )
+
+
+class MultiHeadAttention(nn.Module):
+    """H attention heads side by side: Y = concat_h(attention(X W_q,h, Z W_k,h, Z W_v,h)) W_o, with Z = X or a memory.
+
+    Bishop & Bishop, section 12.1.6. With fewer key–value heads than heads this is grouped-query attention (Ainslie
+    et al. 2023).
+
+    width: D. heads: H. kv_heads: how many key–value heads, H unless given. memory_width: features of the memory
+    in cross-attention, D unless given. bias: biases on the four maps. head_norm: makes the norm of Dh features put
+    on queries and on keys (Dehghani et al. 2023), none unless given.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        memory_width: int | None = None,
+        bias: bool = False,
+        head_norm: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or width % heads:
+            raise ValueError(f"a width of {width} does not divide into {heads} heads")
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"{heads} heads cannot share {kv_heads} key–value heads evenly")
+        self.heads, self.kv_heads, self.head_width = heads, kv_heads, width // heads
+        memory_width = width if memory_width is None else memory_width
+        self.W_q = nn.Linear(width, width, bias=bias)
+        self.W_k = nn.Linear(memory_width, kv_heads * self.head_width, bias=bias)
+        self.W_v = nn.Linear(memory_width, kv_heads * self.head_width, bias=bias)
+        self.W_o = nn.Linear(width, width, bias=bias)
+        self.norm_q = None if head_norm is None else head_norm(self.head_width)
+        self.norm_k = None if head_norm is None else head_norm(self.head_width)
+
+    def forward(
+        self,
+        X: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        placement: Placement | None = None,
+        cache: LayerCache | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """X: (B, N, D) asks; memory: (B, M, D') is asked, X itself when None. Returns (B, N, D).
+
+        placement: how positions enter (rotation of queries and keys, bias on the scores). cache: keys and values
+        of earlier chunks, to which those of this chunk are added; for a memory, they are computed once.
+        Taps: `attn_scores` and `pattern` (B, H, N, M), and `attn_heads` (B, N, H, Dh), each head's own result.
+        """
+        Q = self._split(self.W_q(X), self.heads)
+        if self.norm_q is not None:
+            Q = self.norm_q(Q)
+        K, V = self._keys_values(X, memory, placement, cache)
+        bias = None
+        if placement is not None and memory is None:
+            bias = placement.bias
+            if placement.rotation is not None:
+                Q = rotate(Q, placement.rotation)
+        if taps is not None and taps.wants("attn_scores", "pattern"):
+            scores = taps.see("attn_scores", attention_scores(Q, K, mask, bias))
+            A = taps.see("pattern", attention_weights(scores))
+            Y = A @ _for_each_head(V, self.heads)
+        else:
+            Y = attention(Q, K, V, mask, bias)
+        Y = Y.transpose(1, 2)
+        if taps is not None:
+            Y = taps.see("attn_heads", Y)
+        result: Tensor = self.W_o(Y.flatten(-2))
+        return result
+
+    def _keys_values(
+        self, X: Tensor, memory: Tensor | None, placement: Placement | None, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor]:
+        if memory is not None and cache is not None and cache.complete:
+            return cache.stored()
+        source = X if memory is None else memory
+        K = self._split(self.W_k(source), self.kv_heads)
+        V = self._split(self.W_v(source), self.kv_heads)
+        if self.norm_k is not None:
+            K = self.norm_k(K)
+        if memory is None and placement is not None and placement.rotation is not None:
+            K = rotate(K, placement.rotation)
+        return (K, V) if cache is None else cache.extend(K, V)
+
+    def _split(self, X: Tensor, heads: int) -> Tensor:
+        """(B, N, heads·Dh) → (B, heads, N, Dh)."""
+        return X.view(*X.shape[:-1], heads, self.head_width).transpose(1, 2)

@@ -1,0 +1,96 @@
+"""Norms and multi-layer perceptrons: the exchangeable parts of a layer, and how a config names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def make_norm(kind: str, width: int) -> nn.Module:
+    """ "layer": LayerNorm (Ba et al. 2016); "rms": RMSNorm (Zhang & Sennrich 2019), both with learned scale;
+    "rms-plain": RMSNorm without parameters."""
+    if kind == "layer":
+        return nn.LayerNorm(width)
+    if kind == "rms":
+        return nn.RMSNorm(width, eps=1e-6)
+    if kind == "rms-plain":
+        return nn.RMSNorm(width, eps=1e-6, elementwise_affine=False)
+    raise ValueError(f"no norm {kind!r}: there are layer, rms, rms-plain")
+
+
+def relu_squared(X: Tensor) -> Tensor:
+    """max(x, 0)², So et al. 2021 ("Primer")."""
+    return F.relu(X).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu-tanh": lambda X: F.gelu(X, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": relu_squared,
+    "silu": F.silu,
+}
+
+
+class MLP(nn.Module):
+    """W_out f(W_in x + b) + b', on each token alone. Bishop & Bishop, section 12.1.7.
+
+    hidden: features inside. activation: a name of `ACTIVATIONS`.
+    """
+
+    def __init__(self, width: int, hidden: int, activation: str = "gelu", *, bias: bool = True) -> None:
+        super().__init__()
+        self.W_in = nn.Linear(width, hidden, bias=bias)
+        self.W_out = nn.Linear(hidden, width, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, X: Tensor) -> Tensor:
+        Y: Tensor = self.W_out(self.activation(self.W_in(X)))
+        return Y
+
+
+class GatedMLP(nn.Module):
+    """W_out (f(W_gate x) ⊙ W_in x): Shazeer 2020, "GLU variants"; with f = silu this is SwiGLU."""
+
+    def __init__(self, width: int, hidden: int, activation: str = "silu", *, bias: bool = False) -> None:
+        super().__init__()
+        self.W_gate = nn.Linear(width, hidden, bias=bias)
+        self.W_in = nn.Linear(width, hidden, bias=bias)
+        self.W_out = nn.Linear(hidden, width, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, X: Tensor) -> Tensor:
+        Y: Tensor = self.W_out(self.activation(self.W_gate(X)) * self.W_in(X))
+        return Y
+
+
+def make_mlp(spec: dict[str, object], width: int) -> nn.Module:
+    """The MLP that a config names: {"kind": "plain" or "gated", "activation": …, "hidden": …, "bias": …}.
+
+    `hidden` is 4D for a plain one unless given, and 8D/3 rounded up to a multiple of 8 for a gated one, which gives
+    both the same number of parameters. Raises ValueError for an unknown kind, activation or setting.
+    """
+    spec = dict(spec)
+    kind = spec.pop("kind", None)
+    classes: dict[str, tuple[type[MLP] | type[GatedMLP], int]] = {
+        "plain": (MLP, 4 * width),
+        "gated": (GatedMLP, -(-8 * width // 24) * 8),
+    }
+    if kind not in classes:
+        raise ValueError(f"no MLP {kind!r}: there are {', '.join(classes)}")
+    activation = spec.get("activation")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"no activation {activation!r}: there are {', '.join(ACTIVATIONS)}")
+    make, hidden = classes[str(kind)]
+    try:
+        return make(width, **{"hidden": hidden, **spec})  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ValueError(f"MLP {kind!r} does not take {sorted(spec)}") from error
+
+
+def count_parameters(model: nn.Module, *, trained_only: bool = False) -> int:
+    """How many numbers a model holds; a tensor that stands in two places counts once."""
+    seen = {id(p): p for p in model.parameters() if p.requires_grad or not trained_only}
+    return sum(p.numel() for p in seen.values())

@@ -1,0 +1,131 @@
+"""The transformer layer and the stack of layers.
+
+Encoder, decoder and encoder–decoder differ by the mask and by whether a memory is given, not by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from tokenloom.nn.attention import MultiHeadAttention
+from tokenloom.nn.cache import KeyValueCache, LayerCache
+from tokenloom.nn.masks import Mask
+from tokenloom.nn.positions import Placement
+from tokenloom.nn.taps import Taps
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention, cross-attention if there is one, and an MLP, each with a residual connection and a norm.
+
+    Pre-norm:  x + f(norm(x)).  Post-norm:  norm(x + f(x)).  Bishop & Bishop, section 12.1.7; Xiong et al. 2020.
+
+    attention, mlp, cross: the parts. norm: makes one norm; each sub-layer gets its own. dropout: on what each
+    sub-layer adds.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        mlp: nn.Module,
+        norm: Callable[[], nn.Module],
+        *,
+        cross: MultiHeadAttention | None = None,
+        pre_norm: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.cross = cross
+        self.norm_attention = norm()
+        self.norm_cross = None if cross is None else norm()
+        self.norm_mlp = norm()
+        self.mlp = mlp
+        self.pre_norm = pre_norm
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        X: Tensor,
+        *,
+        mask: Mask | None = None,
+        placement: Placement | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: tuple[LayerCache, LayerCache] | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """X: (B, N, D) → (B, N, D). memory: (B, M, D'), with a mask of its own. cache: of itself and of the memory.
+
+        Taps: `resid_pre`, `attn_out`, `resid_mid`, (`cross_out`, and the taps of cross-attention within `cross`),
+        `mlp_out`, `resid_post`, all (B, N, D), and those of attention.
+        """
+        own, other = (None, None) if cache is None else cache
+        if taps is not None:
+            X = taps.see("resid_pre", X)
+
+        def attend(Z: Tensor) -> Tensor:
+            Y: Tensor = self.attention(Z, mask=mask, placement=placement, cache=own, taps=taps)
+            return Y
+
+        X = self._add(X, attend, self.norm_attention, "attn_out", taps)
+        if self.cross is not None and memory is not None:
+            look, inner = self.cross, None if taps is None else taps.within("cross")
+
+            def consult(Z: Tensor) -> Tensor:
+                Y: Tensor = look(Z, memory, mask=memory_mask, cache=other, taps=inner)
+                return Y
+
+            assert self.norm_cross is not None
+            X = self._add(X, consult, self.norm_cross, "cross_out", taps)
+        if taps is not None:
+            X = taps.see("resid_mid", X)
+        X = self._add(X, self.mlp, self.norm_mlp, "mlp_out", taps)
+        return X if taps is None else taps.see("resid_post", X)
+
+    def _add(self, X: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, name: str, taps: Taps | None) -> Tensor:
+        """One sub-layer with its residual connection."""
+        Y = f(norm(X)) if self.pre_norm else f(X)
+        if taps is not None:
+            Y = taps.see(name, Y)
+        X = X + self.dropout(Y)
+        return X if self.pre_norm else norm(X)
+
+
+class Transformer(nn.Module):
+    """A stack of layers, and the norm after the last one (pre-norm stacks need it; None leaves it out)."""
+
+    def __init__(self, layers: Sequence[TransformerLayer], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+
+    def forward(
+        self,
+        X: Tensor,
+        *,
+        mask: Mask | None = None,
+        placement: Placement | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: KeyValueCache | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """X: (B, N, D) → (B, N, D). Arguments as for a layer; the taps of layer l have names `layers.l.…`.
+
+        With a cache, `cache.chunk(N)` must have been asked for, and `cache.advance` must follow.
+        """
+        for number, layer in enumerate(self.layers):
+            X = layer(
+                X,
+                mask=mask,
+                placement=placement,
+                memory=memory,
+                memory_mask=memory_mask,
+                cache=None if cache is None else (cache.layer(number), cache.memories[number]),
+                taps=None if taps is None else taps.within(f"layers.{number}"),
+            )
+        if self.norm is not None:
+            X = self.norm(X)
+        return X if taps is None else taps.see("final", X)

@@ -1,1 +1,41 @@
-"""tokenloom: small transformers for any data."""
+"""tokenloom: train, evaluate, use and look inside small transformers for any data.
+
+    import tokenloom
+
+    run = tokenloom.train("poems.txt", out="runs/poems", minutes=2)
+    print(run.generate("The moon "))
+
+Nothing heavy is imported until it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tokenloom.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenloom.tasks.frame.base import Task
+    from tokenloom.tasks.frame.fitting import fit, train
+    from tokenloom.tasks.frame.runs import load
+
+__version__ = "0.1.0.dev0"
+__all__ = ["Task", "UserError", "__version__", "fit", "load", "train"]
+
+_WHERE = {
+    "fit": "tokenloom.tasks.frame.fitting",
+    "train": "tokenloom.tasks.frame.fitting",
+    "load": "tokenloom.tasks.frame.runs",
+    "Task": "tokenloom.tasks.frame.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'tokenloom' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -52,12 +52,12 @@ class _Rows:
         """The documents; says in `notes` what was left out. Raises Unreadable when nothing is left."""
         if not self.documents:
             where = f" in {self.column!r}" if self.column else ""
-            rows = sum(len(numbers) for numbers in self.left_out.values())
-            if not rows:
+            seen = sum(len(rows) for rows in self.left_out.values())
+            if not seen:
                 raise Unreadable("has no rows")
-            raise Unreadable(f"no text{where} in any of its {counted(rows, 'row')}; --column NAME takes another")
+            raise Unreadable(f"no text{where} in any of its {counted(seen, 'row')}; --column NAME takes another")
         for reason, rows in self.left_out.items():
-            notes.append(f"{self.name}: left out {counted(len(rows), 'row')} {reason}: {some(rows)}")
+            notes.append(f"left out {counted(len(rows), 'row')} {reason}: {some(rows)}")
         return self.documents
 
 
@@ -75,7 +75,7 @@ def read_json(
     numbered = _json_lines(text) if lines else _json_any(text)
     objects = [row for _, row in numbered if isinstance(row, dict)]
     if objects:
-        column = _json_column(objects, column, name, notes)
+        column = _json_column(objects, column, notes)
     elif column is not None and numbered:
         raise Unreadable(f"has no field {column!r}: none of its rows is an object with fields; leave --column away")
     rows = _Rows(name, column, newlines)
@@ -115,15 +115,16 @@ def _parse(text: str, line: int) -> Any:
         place = f"line {line + error.lineno - 1:,}, column {error.colno:,}"
         raise Unreadable(f"broken JSON at {place}: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # A number of thousands of digits; nesting without end.
-        raise Unreadable(f"broken JSON at line {line:,}: {error}") from None
+        reason = str(error).split(";")[0]
+        raise Unreadable(f"broken JSON at line {line:,}: {reason}") from None
 
 
-def _json_column(objects: list[dict[str, Any]], column: str | None, name: str, notes: list[str]) -> str:
+def _json_column(objects: list[dict[str, Any]], column: str | None, notes: list[str]) -> str:
     fields = list(dict.fromkeys(key for row in objects for key in row))
     if column is not None:
         return _known(column, fields)
     textual = [key for key in fields if any(isinstance(row.get(key), str) for row in objects)]
-    return _guess(textual, fields, name, notes)
+    return _guess(textual, fields, notes)
 
 
 def read_table(
@@ -144,7 +145,7 @@ def read_table(
         raise Unreadable("has a header at most, and no rows")
     header = [cell.strip() for cell in records[0][1]]
     body = records[1:]
-    column = _known(column, header) if column is not None else _table_column(header, body, name, notes)
+    column = _known(column, header) if column is not None else _table_column(header, body, notes)
     if header.count(column) > 1:
         raise Unreadable(f"has {header.count(column)} columns called {column!r}: rename one of them")
     place = header.index(column)
@@ -192,12 +193,12 @@ def _records(text: str, delimiter: str) -> Iterator[list[str]]:
         csv.field_size_limit(limit)
 
 
-def _table_column(header: list[str], body: Iterable[tuple[int, list[str]]], name: str, notes: list[str]) -> str:
+def _table_column(header: list[str], body: Iterable[tuple[int, list[str]]], notes: list[str]) -> str:
     worded: set[int] = set()
     for _, cells in body:
         worded.update(place for place, cell in enumerate(cells) if cell.strip() and not _number(cell))
     textual = [title for place, title in enumerate(header) if place in worded]
-    return _guess(textual, header, name, notes)
+    return _guess(textual, header, notes)
 
 
 def _known(column: str, columns: list[str]) -> str:
@@ -206,7 +207,7 @@ def _known(column: str, columns: list[str]) -> str:
     return column
 
 
-def _guess(textual: list[str], columns: list[str], name: str, notes: list[str]) -> str:
+def _guess(textual: list[str], columns: list[str], notes: list[str]) -> str:
     candidates = dict.fromkeys(textual)
     called_text = [title for title in candidates if title.casefold() == "text"]
     if len(called_text or candidates) == 1:
@@ -216,7 +217,7 @@ def _guess(textual: list[str], columns: list[str], name: str, notes: list[str]) 
     else:
         raise Unreadable(f"none of its columns holds text: {some(columns)}")
     if len(columns) > 1:
-        notes.append(f"{name}: the text is taken from {column!r}, a guess; --column NAME takes another")
+        notes.append(f"the text is taken from {column!r}, a guess; --column NAME takes another")
     return column
 
 

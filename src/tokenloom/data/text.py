@@ -70,21 +70,24 @@ def read_text(
         return _standard_input(how)
     if isinstance(source, str) and given in recipes.names():
         return _built_in(given, how)
+    if not given:
+        raise UserError("the data have no name: give a file, a folder, - or a built-in data set")
     path = Path(given)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise UserError(_no_such(given)) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {given!r}: {_reason(error)}") from None
+        raise UserError(f"cannot read {_shown(given)}: {_reason(error)}") from None
     if stat.S_ISDIR(mode):
         return _folder(path, how)
+    name = _printable(path.name)
+    notes: list[str] = []
     try:
-        notes: list[str] = []
-        documents, documented = _file(path, path.name, how, notes)
+        documents, documented = _file(path, name, how, notes)
     except Unreadable as error:
-        raise UserError(f"{given}: {error}") from None
-    return TextData(documents, documented, name=path.name, notes=notes)
+        raise UserError(f"{_shown(given)}: {error}") from None
+    return TextData(documents, documented, name=name, notes=[f"{name}: {note}" for note in notes])
 
 
 def _standard_input(how: _How) -> TextData:
@@ -117,10 +120,12 @@ def _no_such(given: str) -> str:
         beside = {str(parent / name): name for name in os.listdir(parent)}
     except OSError:
         near = _nearest_folder(parent)
-        return f"there is no file or folder {given!r}: {str(near)!r} has no {_next_part(near, parent)!r} in it"
+        return f"there is no file or folder {_shown(given)}: {str(near)!r} has no {_next_part(near, parent)!r} in it"
     known = [*beside, *recipes.names()]
     hint = did_you_mean(str(Path(given)), known)
-    return f"there is no file, folder or built-in data set {given!r}{hint or ' (tokenloom data list names the built-in ones)'}"
+    if not hint:
+        hint = " (tokenloom data list names the built-in ones)"
+    return f"there is no file, folder or built-in data set {_shown(given)}{hint}"
 
 
 def _nearest_folder(path: Path) -> Path:
@@ -134,26 +139,37 @@ def _next_part(folder: Path, path: Path) -> str:
 def _folder(root: Path, how: _How) -> TextData:
     documents: list[Document] = []
     skipped: list[tuple[str, str]] = []
-    notes: list[str] = []
+    notes: dict[str, list[str]] = {}
+    tables = 0
     # By the parts of the path, so that what lies in one folder stays together whatever its name sorts beside.
     for relative, problem in sorted(_walk(root), key=lambda found: Path(found[0]).parts):
         name = _printable(relative)
         if problem is not None:
             skipped.append((name, problem))
             continue
+        remarks: list[str] = []
         try:
             # Plain files have no columns, and that is no mistake in a folder that also holds tables.
-            found, _ = _file(root / relative, name, how, notes, strict_column=False)
+            found, rows = _file(root / relative, name, how, remarks, strict_column=False)
         except Unreadable as error:
             skipped.append((name, str(error)))
         else:
             documents += found
+            tables += rows
+            for remark in remarks:
+                notes.setdefault(remark, []).append(name)
+    if how.column is not None and not tables and documents:
+        raise UserError(
+            f"--column {how.column} does not apply: {_shown(str(root))} holds plain text and no table that has it"
+        )
     if not documents:
         if not skipped:
-            raise UserError(f"{root} is an empty folder")
+            raise UserError(f"{_shown(str(root))} is an empty folder")
         reasons = some((f"{name} ({reason})" for name, reason in skipped), 3)
-        raise UserError(f"{root} holds no text that can be read: {counted(len(skipped), 'entry', 'entries')} skipped: {reasons}")
-    return TextData(documents, True, name=root.resolve().name or str(root), skipped=skipped, notes=notes)
+        entries = counted(len(skipped), "entry", "entries")
+        raise UserError(f"{_shown(str(root))} holds no text that can be read: {entries} skipped: {reasons}")
+    told = [f"{some(files, 3)}: {remark}" for remark, files in notes.items()]
+    return TextData(documents, True, _printable(root.resolve().name or str(root)), skipped=skipped, notes=told)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, str | None]]:
@@ -169,7 +185,9 @@ def _walk(root: Path) -> Iterator[tuple[str, str | None]]:
             elif os.path.islink(os.path.join(folder, name)):
                 yield relative, "a link to a folder"  # os.walk does not follow it.
         for name in files:
-            yield (here / name).as_posix(), "hidden" if name.startswith(".") else None
+            # A pipe would keep us waiting, and a link may lead nowhere.
+            problem = None if os.path.isfile(os.path.join(folder, name)) else "neither a file nor a folder"
+            yield (here / name).as_posix(), "hidden" if name.startswith(".") else problem
     for error in errors:
         yield os.path.relpath(str(error.filename), root), f"cannot be read: {_reason(error)}"
 
@@ -207,7 +225,7 @@ def _some_text(text: str, raw: bytes) -> str:
     if not raw:
         raise Unreadable("empty (0 bytes): there is no text in it")
     if not text.strip().strip("\ufeff"):
-        raise Unreadable(f"{counted(len(text), 'character')} of nothing but white space: there is no text in it")
+        raise Unreadable(f"nothing but white space ({counted(len(raw), 'byte')}): there is no text in it")
     return text
 
 
@@ -230,6 +248,12 @@ def _unzipped(raw: bytes) -> bytes:
 
 def _reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _shown(path: str) -> str:
+    """A path as a message shows it: on one line, and not without end."""
+    short = path if len(path) <= 200 else f"{path[:100]} … {path[-60:]}"
+    return repr(short)
 
 
 def _printable(path: str) -> str:

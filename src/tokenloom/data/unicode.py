@@ -1,4 +1,4 @@
-"""From bytes to text, without guessing: UTF-8 unless another encoding is asked for, and a plain word on anything else."""
+"""From bytes to text without guessing: UTF-8 unless another encoding is asked for, a plain word on anything else."""
 
 import codecs
 from encodings.aliases import aliases
@@ -17,6 +17,9 @@ _OTHER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
+_COMMON = ("utf-8", "utf-16", "utf-32", "latin-1", "cp1252", "ascii")
+_SUCH_AS = "a name such as utf-8, utf-16, latin-1 or cp1252"
+
 
 class Unreadable(Exception):
     """Why a file cannot be read as text; the caller knows the file's name and puts it in front."""
@@ -26,15 +29,17 @@ def check_encoding(encoding: str) -> str:
     """Python's own name of an encoding, e.g. `utf-8` for `UTF8`. Raises UserError, with the nearest, if unknown."""
     try:
         name = codecs.lookup(encoding).name
-        b"a".decode(encoding)  # Some of Python's codecs (base64, rot13) are known but turn bytes into no text.
+    except (LookupError, ValueError):
+        spelt = encoding.replace("_", "-")
+        every = sorted({alias.replace("_", "-") for pair in aliases.items() for alias in pair})
+        hint = did_you_mean(spelt, _COMMON) or did_you_mean(spelt, every)
+        raise UserError(f"unknown encoding {encoding!r}{hint} (--encoding takes {_SUCH_AS})") from None
+    try:
+        b"a".decode(encoding)
     except UnicodeError:
         return name
-    except (LookupError, ValueError):
-        known = {spelling.replace("_", "-") for pair in aliases.items() for spelling in pair}
-        raise UserError(
-            f"unknown encoding {encoding!r}{did_you_mean(encoding.replace('_', '-'), sorted(known))}"
-            " (--encoding takes a name such as utf-8, utf-16, latin-1 or cp1252)"
-        ) from None
+    except LookupError:  # Some of Python's codecs (hex, rot13) are known, but are no writing of text as bytes.
+        raise UserError(f"{encoding!r} is no encoding of text (--encoding takes {_SUCH_AS})") from None
     return name
 
 
@@ -85,9 +90,9 @@ def _refuse_other_than_utf8(raw: bytes) -> None:
     zero = raw.find(0)
     if zero < 0:
         return
-    if (name := _unmarked_utf16(raw[:4096])) is not None:
+    if (guess := _unmarked_utf16(raw[:4096])) is not None:
         raise Unreadable(
-            f"probably UTF-16 without its mark (zero byte at byte offset {zero:,}); read it with --encoding {name}"
+            f"probably UTF-16 without its mark (zero byte at byte offset {zero:,}); read it with --encoding {guess}"
         )
     raise Unreadable(f"a binary file, not text: zero byte at byte offset {zero:,}")
 
@@ -95,7 +100,7 @@ def _refuse_other_than_utf8(raw: bytes) -> None:
 def _unmarked_utf16(head: bytes) -> str | None:
     """Text in European scripts has a zero in every second byte of UTF-16; on which side tells the byte order."""
     pairs = len(head) // 2
-    if pairs == 0:
+    if pairs < 4:  # Too little to tell from a binary file.
         return None
     even, odd = head[0 : 2 * pairs : 2].count(0) / pairs, head[1 : 2 * pairs : 2].count(0) / pairs
     if odd > 0.7 and even < 0.1:

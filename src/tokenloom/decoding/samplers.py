@@ -7,14 +7,20 @@ added to a row. Scores in half precision are widened to float32 first. A token t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenloom.errors import UserError
 
+# A nucleus is mostly this small; sorting a vocabulary of 50,000 for it takes longer than a small model's step.
+_FIRST_LOOK = 512
 
-class NonFiniteLogits(UserError, RuntimeError):  # noqa: N818 - the name says what was found
+
+class NonFiniteLogits(UserError, RuntimeError):
     """The model gave scores to which no token can be chosen: NaN, plus infinity, or minus infinity everywhere."""
 
     def __init__(self, step: int | None, device: torch.device, where: str = "") -> None:
@@ -49,10 +55,17 @@ def apply_temperature(scores: Tensor, temperature: float) -> Tensor:
 
 def top_k_mask(scores: Tensor, k: int) -> Tensor:
     """Which tokens of each row are its k best: exactly k of them; among equals the smaller ids win."""
-    threshold = scores.topk(k, dim=-1).values[..., -1:]
+    return _best(scores, scores.topk(k, dim=-1).values[..., -1:], k)
+
+
+def _best(scores: Tensor, threshold: Tensor, count: int | Tensor) -> Tensor:
+    """The `count` best of each row, of which the last has the score `threshold` (B, 1); ties to the smaller ids."""
+    keep = scores >= threshold
+    if int(keep.sum()) == (count * len(scores) if isinstance(count, int) else int(count.sum())):
+        return keep  # no tie at the last place, as is usual: that saves most of the work
     above = scores > threshold
     level = scores == threshold
-    room = k - above.sum(-1, keepdim=True)
+    room = count - above.sum(-1, keepdim=True)
     return above | (level & (level.cumsum(-1) <= room))
 
 
@@ -75,13 +88,17 @@ def keep_top_p(scores: Tensor, p: float | None) -> Tensor:
     scores = widen(scores)
     if p is None or p >= 1:
         return scores
-    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.softmax(-1).cumsum(-1)
-    # A token stays when those before it do not reach p yet. The slack lets 0.6 + 0.3 count as 0.9.
-    beyond = torch.ones_like(ordered, dtype=torch.bool)
-    beyond[..., 0] = False
-    beyond[..., 1:] = mass[..., :-1] >= p - _slack(scores)
-    return scores.masked_fill(torch.empty_like(beyond).scatter_(-1, order, beyond), -math.inf)
+    # The slack lets 0.6 + 0.3 count as 0.9.
+    enough = p - _slack(scores)
+    total = scores.logsumexp(-1, keepdim=True)
+    ordered = scores.topk(min(_FIRST_LOOK, scores.shape[-1]), dim=-1).values
+    mass = (ordered - total).exp().cumsum(-1)
+    if ordered.shape != scores.shape and not bool((mass[..., -1] >= enough).all()):
+        ordered = scores.sort(dim=-1, descending=True).values
+        mass = (ordered - total).exp().cumsum(-1)
+    # A token stays when those before it do not reach p yet.
+    count = 1 + (mass[..., :-1] < enough).sum(-1, keepdim=True)
+    return scores.masked_fill(~_best(scores, ordered.gather(-1, count - 1), count), -math.inf)
 
 
 def keep_min_p(scores: Tensor, min_p: float | None) -> Tensor:
@@ -118,28 +135,51 @@ def penalise_repetition(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return torch.where(seen, scores - math.log(penalty), scores)
 
 
-def pick(scores: Tensor, uniforms: Tensor) -> Tensor:
+def pick(scores: Tensor, uniforms: Sequence[float]) -> Tensor:
     """The token at which the running sum of probabilities passes u: inverse transform sampling.
 
-    scores (B, vocab), need not be normalised; uniforms (B,) in [0, 1). Returns ids (B,), −1 for a row that has NaN,
+    scores (B, vocab), need not be normalised; one u in [0, 1) a row. Returns ids (B,), −1 for a row that has NaN,
     plus infinity or nothing but minus infinity. A token of probability zero is never picked, for no u: the sum runs
-    in float64 (float32 where a device has no more), and rounding in a parallel sum can not let a zero in.
+    in float64 (float32 where a device has no more), and its rounding can not let a zero in.
     """
     scores = widen(scores)
+    if scores.device.type == "cpu":
+        return torch.tensor(_pick_in_order(scores.detach().numpy(), uniforms))
+    return _pick_in_parallel(scores, uniforms)
+
+
+def _pick_in_order(scores: NDArray[Any], uniforms: Sequence[float]) -> list[int]:
+    """On the CPU, in NumPy, whose calls cost a third of PyTorch's on a small vocabulary.
+
+    The sum is made in order, so that it only grows, and grows only at possible tokens.
+    """
+    with np.errstate(invalid="ignore"):
+        # A broken row has NaN from here on.
+        sums = np.exp(scores - scores.max(-1, keepdims=True)).cumsum(-1, dtype=np.float64)
+    ids = []
+    for mass, u in zip(sums, uniforms, strict=True):
+        total = float(mass[-1])
+        passed = int(mass.searchsorted(u * total, side="right"))
+        # Where u × total rounds to the total nothing passes it: take the last possible token.
+        ids.append(-1 if math.isnan(total) else min(passed, int(mass.searchsorted(total))))
+    return ids
+
+
+def _pick_in_parallel(scores: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """On other devices a sum is made in parts and may shrink by a rounding: look at the possible tokens only."""
+    device = scores.device
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     possible = weights > 0
-    mass = weights.cumsum(-1, dtype=torch.float32 if scores.device.type == "mps" else torch.float64)
-    passed = possible & (mass > uniforms.to(mass).unsqueeze(-1) * mass[:, -1:])
-    places = torch.arange(scores.shape[-1], device=scores.device)
-    first = torch.where(passed, places, len(places)).amin(-1)
-    # Where u times the sum rounds to the sum itself nothing passes it: then it is the last possible token. A broken
-    # row is all NaN by now and has no possible token.
+    mass = weights.cumsum(-1, dtype=torch.float32 if device.type == "mps" else torch.float64)
+    u = torch.tensor(uniforms, dtype=mass.dtype, device=device).unsqueeze(-1)
+    places = torch.arange(weights.shape[-1], device=device)
+    first = torch.where(possible & (mass > u * mass[:, -1:]), places, len(places)).amin(-1)
     return torch.minimum(first, torch.where(possible, places, -1).amax(-1))
 
 
-def uniforms_of(generators: Sequence[torch.Generator]) -> Tensor:
-    """One number in [0, 1) from each generator, (B,) float64 on the CPU: what a row draws depends on no other row."""
-    return torch.cat([torch.rand(1, generator=g, dtype=torch.float64, device=g.device).cpu() for g in generators])
+def uniforms_of(generators: Sequence[torch.Generator]) -> list[float]:
+    """One number in [0, 1) from each generator: what a row draws depends on no other row."""
+    return [torch.rand((), generator=g, dtype=torch.float64, device=g.device).item() for g in generators]
 
 
 def draw(scores: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
@@ -179,7 +219,7 @@ class Sampling:
                 f"temperature {self.temperature} cannot be used: it must be 0 (always the likeliest token)"
                 " or a positive number (--temperature)"
             )
-        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 0):
+        if self.top_k is not None and not (isinstance(self.top_k, int) and self.top_k >= 0):
             raise UserError(f"top-k {self.top_k} cannot be used: it must be 0 (no limit) or a count (--top-k)")
         for name, value in (("top-p", self.top_p), ("min-p", self.min_p)):
             if value is not None and not 0 <= value <= 1:
@@ -222,18 +262,35 @@ class Sampling:
 
     def choose(
         self, log_probs: Tensor, generators: Sequence[torch.Generator], seen: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Choose a token a row: ids (B,) and their log-probabilities (B,) under the model itself.
+    ) -> tuple[list[int], list[float]]:
+        """Choose a token a row: ids and their log-probabilities under the model itself, on the host.
 
-        A row with scores that are not finite gives a log-probability that is not finite: the caller looks at it on
-        the host, where it goes anyway, so that nothing here waits for the device.
+        A row with scores that are not finite gives a log-probability that is not finite, for the caller to see:
+        the numbers go to the host anyway, and this costs no further wait for the device.
         """
+        log_probs = widen(log_probs).detach()
         if self.is_greedy and not self.penalises:
-            best, ids = widen(log_probs).max(-1)
-            return ids, best
-        log_probs = widen(log_probs)
+            best, ids = log_probs.max(-1)
+            return ids.tolist(), best.tolist()
         scores = self.filtered(log_probs, seen)
-        ids = scores.argmax(-1) if self.is_greedy else pick(scores, uniforms_of(generators)).clamp(min=0)
+        if log_probs.device.type == "cpu":
+            ids_here = (
+                scores.argmax(-1).tolist()
+                if self.is_greedy
+                else _pick_in_order(scores.numpy(), uniforms_of(generators))
+            )
+            return _values_of(log_probs.numpy(), ids_here)
+        ids = scores.argmax(-1) if self.is_greedy else _pick_in_parallel(scores, uniforms_of(generators)).clamp(min=0)
         chosen = log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        # The rules may hide a NaN; the row's maximum does not. Adding 0 x maximum spoils the value in that case only.
-        return ids, chosen + 0 * log_probs.amax(-1)
+        # The rules may hide a NaN; the row's maximum does not. 0 × maximum spoils the value in that case only.
+        checked = chosen + 0 * log_probs.amax(-1)
+        return ids.tolist(), checked.tolist()
+
+
+def _values_of(log_probs: NDArray[Any], ids: list[int]) -> tuple[list[int], list[float]]:
+    """The ids, in range, and their log-probabilities; the maximum of the row instead where it is not finite."""
+    chosen = [
+        float(row[token]) if math.isfinite(best) else best
+        for row, token, best in zip(log_probs, ids, log_probs.max(-1).tolist(), strict=True)
+    ]
+    return [max(token, 0) for token in ids], chosen

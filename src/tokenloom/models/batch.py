@@ -16,7 +16,8 @@ class Stream:
     """One kind of data in a batch: a text, an image, a sound.
 
     ids: (B, N) int64, or (B, N, Q) where Q codes make a step. features: (B, N, …) for data that need no ids. real:
-    (B, N) bool, False where a token only pads; None = all real. positions: (B or 1, N) int64; None = 0 … N−1.
+    (B, N) bool, False where a token only pads; None = all real. positions: (B or 1, N) int64; None = counted from each
+    row's first real token.
     segments: (B, N) int64, the number of the document that each token belongs to; None = one document a row.
     """
 
@@ -40,11 +41,17 @@ class Stream:
         B, N = self.tokens.shape[:2]
         return B, N
 
-    def positions_or_count(self) -> Tensor:
-        """The positions, 0 … N−1 unless given."""
+    def positions_or_count(self, *, relative: bool = False) -> Tensor:
+        """The positions; unless given, 0 … N−1 from each row's first real token (padding before it has 0 too).
+
+        relative: only differences of positions matter, so that counting from the first column serves all rows.
+        """
         if self.positions is not None:
             return self.positions
-        return torch.arange(self.shape[1], device=self.tokens.device)[None]
+        counted = torch.arange(self.shape[1], device=self.tokens.device)[None]
+        if self.real is None or relative:
+            return counted
+        return (counted - self.real.int().argmax(1, keepdim=True)).clamp(min=0)
 
     def to(self, device: torch.device) -> Stream:
         """The same stream on another device."""

@@ -6,6 +6,7 @@ alone: see `chapter_style` and `modern_style`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.protocols import State
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.initialise import (
@@ -28,6 +30,10 @@ from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import is_relative, make_positions
 from tokenloom.nn.taps import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
+
+# A ring reads a long chunk in pieces of so many tokens (or of its window, if that is more): each piece needs a mask
+# of its own length times what it can see, and a whole chunk one of its length squared.
+PIECE = 256
 
 
 @dataclass(frozen=True)
@@ -143,18 +149,21 @@ class GPT(nn.Module):
         return None if self.config.window is not None else self.config.context
 
     def forward(self, batch: Batch, cache: KeyValueCache | None = None, taps: Taps | None = None) -> Tensor:
-        """Logits (B, N, vocab) for the stream "text". With a cache, the stream is the next chunk of every row."""
+        """Logits (B, N, vocab) for the stream "text". With a cache, the stream is the next chunk of every row, which
+        says by itself where its tokens stand: padding, positions and segments are then refused with ValueError.
+        """
         text = batch["text"]
-        N = text.shape[1]
         if cache is None:
-            positions = key_positions = text.positions_or_count()
+            positions = key_positions = text.positions_or_count(relative=is_relative(self.positions))
             mask: Mask | None = self._mask(text)
         else:
-            positions, key_positions, mask = cache.chunk(N)
+            if not (text.real is None and text.positions is None and text.segments is None):
+                raise ValueError("a chunk with a cache has neither padding nor positions nor segments of its own")
+            positions, key_positions, mask = cache.chunk(text.shape[1])
         X: Tensor = self.positions.add(self.tokens(text.tokens), positions)
         if taps is not None:
             X = taps.see("embedded", X)
-        placement = self.positions.placement(positions, key_positions)
+        placement = self.positions.placement(positions, key_positions, X.dtype)
         X = self.transformer(X, mask=mask, placement=placement, cache=cache, taps=taps)
         logits: Tensor = self.readout(X)
         return logits if taps is None else taps.see("logits", logits)
@@ -175,58 +184,53 @@ class GPT(nn.Module):
         capacity = c.context if c.window is None else c.window
         shape = (batch, c.kv_heads or c.heads, capacity, c.width // c.heads)
         cache = KeyValueCache(c.depth, shape, self.tokens.weight.detach(), c.window)
-        kept = torch.zeros(
-            batch, 0 if c.window is not None else c.context, dtype=torch.int64, device=cache.lengths.device
-        )
+        kept = cache.lengths.new_zeros(batch, 0 if c.window is not None else c.context)
         return GPTState(cache, kept, cache.lengths)
 
-    def step(self, tokens: Tensor, state: GPTState, counts: Tensor | None = None) -> tuple[Tensor, GPTState]:
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, GPTState]:
         """Feed a chunk (B, N); log-probabilities (B, N, vocab) of each next token (see `StepModel`).
 
         Within the context every token is computed once. Past it, a model with a window mask goes on in its ring;
         any other reads its last `context` tokens anew at each token, which is the chapter's behaviour.
+
+        Raises ValueError for a state that another model made or that has been fed already, and for tokens or counts
+        that do not fit it.
         """
-        N = tokens.shape[1]
-        if state.cache.room_for(N):
-            return self._read(tokens, state, counts)
-        results = []
-        for n in range(N):
-            here = None if counts is None else (counts > n).to(torch.int64)
-            logits, state = self._reread(tokens[:, n : n + 1], state, here)
-            results.append(logits)
-        return torch.cat(results, dim=1), state
+        own = _checked(tokens, state, counts)
+        own.spent = True
+        after = GPTState(own.cache, own.kept, own.lengths + (tokens.shape[1] if counts is None else counts))
+        logits = []
+        for start, stop in self._pieces(tokens.shape[1], own.cache):
+            new = None if counts is None else (counts - start).clamp(0, stop - start)
+            read = self._reread if own.cache.room == 0 else self._read
+            logits.append(read(tokens[:, start:stop], after, new))
+        joined = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+        return joined.to(torch.promote_types(joined.dtype, torch.float32)).log_softmax(-1), after
 
-    def _read(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> tuple[Tensor, GPTState]:
-        N = tokens.shape[1]
-        logits = self(Batch({"text": Stream(ids=tokens)}), cache=state.cache)
-        kept = state.kept
-        if kept.shape[1]:
-            place = state.cache.lengths[:, None] + torch.arange(N, device=kept.device)
-            kept = kept.scatter(1, place, tokens)
-        state.cache.advance(N, counts)
-        fed = state.lengths + (N if counts is None else counts)
-        return logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1), GPTState(
-            state.cache, kept, fed
-        )
+    def _pieces(self, N: int, cache: KeyValueCache) -> Iterator[tuple[int, int]]:
+        """Cut a chunk into pieces, each no longer than the room that the cache then has, or one token."""
+        start = 0
+        while start < N:
+            room = max(PIECE, cache.capacity) if cache.room is None else max(1, cache.room)
+            stop = min(N, start + room)
+            yield start, stop
+            start = stop
 
-    def _reread(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> tuple[Tensor, GPTState]:
-        """Feed one token to each row that `counts` says, by reading the last `context` tokens from the start."""
-        if state.cache.room_for(1):
-            return self._read(tokens, state, counts)
-        C, had = self.config.context, state.cache.lengths
-        new = torch.ones_like(had) if counts is None else counts
-        first = (had + new - C).clamp(min=0)
-        index = first[:, None] + torch.arange(C, device=tokens.device)
-        extended = torch.cat((state.kept, tokens), dim=1)
-        extended = extended.scatter(
-            1, had[:, None], torch.where(new[:, None] > 0, tokens, extended.gather(1, had[:, None]))
-        )
-        window = extended.gather(1, index.clamp(max=C))
-        lengths = had + new - first
+    def _read(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> Tensor:
+        """Logits (B, N, vocab) of a chunk for which the cache has room."""
+        state.keep(tokens)
+        logits: Tensor = self(Batch({"text": Stream(ids=tokens)}), cache=state.cache)
+        state.cache.advance(tokens.shape[1], counts)
+        return logits
+
+    def _reread(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> Tensor:
+        """Logits (B, 1, vocab) of one more token, by reading the last `context` tokens from the start."""
+        lengths = state.slide(tokens, counts)
         state.cache.reset()
-        read, after = self._read(window, GPTState(state.cache, torch.zeros_like(state.kept), had * 0), lengths)
-        last = read.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, read.shape[-1]))
-        return last, GPTState(after.cache, after.kept, state.lengths + new)
+        logits: Tensor = self(Batch({"text": Stream(ids=state.kept)}), cache=state.cache)
+        state.cache.advance(state.kept.shape[1], lengths)
+        return logits.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, self.vocab))
 
 
 class GPTState:
@@ -235,12 +239,56 @@ class GPTState:
     def __init__(self, cache: KeyValueCache, kept: Tensor, lengths: Tensor) -> None:
         self.cache, self.kept = cache, kept
         self.lengths = lengths
+        # Feeding changes the cache in place, so that a state can be fed once.
+        self.spent = False
+
+    def keep(self, tokens: Tensor) -> None:
+        """Write a chunk's ids (B, N) behind those that each row has; a ring never needs them again."""
+        if not self.kept.shape[1]:
+            return
+        first, N = self.cache.longest, tokens.shape[1]
+        if self.cache.even:
+            self.kept[:, first : first + N] = tokens
+        else:
+            self.kept.scatter_(1, self.cache.lengths[:, None] + torch.arange(N, device=tokens.device), tokens)
+
+    def slide(self, tokens: Tensor, counts: Tensor | None) -> Tensor:
+        """Add one id to the rows that counts says, (B,) of 0 and 1, dropping the first of a row that is full.
+
+        Returns how many ids each row then holds.
+        """
+        had, room = self.cache.lengths, self.kept.shape[1]
+        wanted = had + (1 if counts is None else counts)
+        dropped = (wanted - room).clamp(min=0)
+        joined = torch.cat((self.kept, tokens), dim=1).scatter_(1, had[:, None], tokens)
+        self.kept = joined.gather(1, dropped[:, None] + torch.arange(room, device=tokens.device))
+        return wanted - dropped
 
     def select(self, rows: Tensor) -> GPTState:
         """An independent state of the given rows, which may repeat."""
+        self.require_fresh()
         return GPTState(self.cache.select(rows), self.kept[rows], self.lengths[rows])
 
     def fork(self, n: int) -> GPTState:
         """An independent state in which every row stands n times."""
         rows = torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(n)
         return self.select(rows)
+
+    def require_fresh(self) -> None:
+        """Raises ValueError when this state has been fed, and so belongs to the state that came of it."""
+        if self.spent:
+            raise ValueError("this state has been fed already: go on with the new one, or fork it before feeding")
+
+
+def _checked(tokens: Tensor, state: State, counts: Tensor | None) -> GPTState:
+    """The state, or ValueError where it or the tokens or the counts do not fit."""
+    if not isinstance(state, GPTState):
+        raise ValueError(f"a GPT wants a state made by its own start(), not {type(state).__name__}")
+    state.require_fresh()
+    rows = len(state.lengths)
+    if tokens.dim() != 2 or len(tokens) != rows or not tokens.shape[1]:
+        raise ValueError(f"a state of {rows} rows wants tokens ({rows}, N) with N ≥ 1, not {tuple(tokens.shape)}")
+    N = tokens.shape[1]
+    if counts is not None and (counts.shape != (rows,) or not bool(((counts >= 1) & (counts <= N)).all())):
+        raise ValueError(f"counts must be {rows} numbers in 1 … {N}, not {counts.tolist()}")
+    return state

@@ -12,13 +12,14 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from tokenloom.nn.cache import LayerCache
 from tokenloom.nn.masks import Causal, Mask, materialise
 from tokenloom.nn.positions import Placement, rotate
 from tokenloom.nn.taps import Taps
 
-# The fused road asks a mask for at most this many entries at a time, so that memory stays linear in N.
+# The fused road asks a mask for about this many entries at a time, so that memory stays linear in N.
 BLOCK_ENTRIES = 1 << 22
 
 
@@ -54,8 +55,8 @@ def attention(
     """Y = softmax(Q Kᵀ / √Dh + bias) V, row by row over the keys that the mask allows.
 
     Q: (B, H, N, Dh). K: (B, Hk, M, Dh). V: (B, Hk, M, Dv); H is a multiple of Hk, and each key–value head serves
-    H / Hk query heads in a row. mask: None = all keys allowed. bias: added to the scores, broadcastable to
-    (B, H, N, M). A query that may attend to nothing gives zeros, and finite gradients.
+    H / Hk query heads in a row. mask: None = all keys allowed. bias: finite numbers added to the scores,
+    broadcastable to (B, H, N, M). A query that may attend to nothing gives zeros, and finite gradients.
 
     Returns Y (B, H, N, Dv); with return_weights also the weights (B, H, N, M), which takes the explicit road. The
     fused road gives the same values and gradients in memory linear in N (unless a bias is given: that is N×M).
@@ -81,7 +82,7 @@ def attention_scores(Q: Tensor, K: Tensor, mask: Mask | None, bias: Tensor | Non
     """Q Kᵀ / √Dh + bias, with −∞ where the mask forbids: (B, H, N, M)."""
     scores = Q @ _for_each_head(K, Q.shape[1]).transpose(-2, -1) / math.sqrt(Q.shape[-1])
     if bias is not None:
-        scores = scores + bias
+        scores = scores + bias.to(scores.dtype)
     if mask is not None:
         scores = scores.masked_fill(~materialise(mask, Q.shape[-2], K.shape[-2], Q.device), -math.inf)
     return scores
@@ -95,44 +96,65 @@ def attention_weights(scores: Tensor) -> Tensor:
 
 def fused_attention(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
     """`attention` through the framework's fused kernel, with each mask in its cheapest form."""
-    N, M = Q.shape[-2], K.shape[-2]
-    H = Q.shape[1]
-    if isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset >= M - 1:
+    H, N, M = Q.shape[1], Q.shape[2], K.shape[2]
+    offset = mask.offset if isinstance(mask, Causal) and isinstance(mask.offset, int) else None
+    if offset is not None and offset >= M - 1:
         mask = None  # every key lies in the past of every query
-    if bias is None and mask is None:
-        if N == 1 and K.shape[1] != H:
-            # One query a head: the heads that share keys can stand in a row as queries, and nothing is copied.
-            B, Hk = K.shape[:2]
-            Y = scaled_dot_product_attention(Q.view(B, Hk, H // Hk, Q.shape[-1]), K, V)
-            return Y.reshape(B, H, 1, V.shape[-1])
-        return scaled_dot_product_attention(Q, _for_each_head(K, H), _for_each_head(V, H))
+    if bias is None and mask is None and N == 1 and K.shape[1] != H:
+        # One query a head: the heads that share keys can stand in a row as queries, and nothing is copied.
+        B, Hk = K.shape[:2]
+        Y = scaled_dot_product_attention(Q.view(B, Hk, H // Hk, Q.shape[-1]), K, V)
+        return Y.reshape(B, H, 1, V.shape[-1])
     K, V = _for_each_head(K, H), _for_each_head(V, H)
-    if bias is None and isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0 and N == M:
+    if bias is None and mask is None:
+        return scaled_dot_product_attention(Q, K, V)
+    if bias is None and offset == 0 and N == M:
         return scaled_dot_product_attention(Q, K, V, is_causal=True)
-    if N * M <= BLOCK_ENTRIES:
-        return _masked_block(Q, K, V, mask, bias, (0, N))
-    rows = max(1, BLOCK_ENTRIES // M)
-    blocks = [_masked_block(Q, K, V, mask, bias, (start, min(start + rows, N))) for start in range(0, N, rows)]
+    rows = _rows_at_a_time(Q, K, mask)
+    if rows >= N:
+        return _masked_block(Q, K, V, mask, bias, 0, N)
+    blocks = [_without_keeping(Q, K, V, mask, bias, start, min(start + rows, N)) for start in range(0, N, rows)]
     return torch.cat(blocks, dim=-2)
 
 
-def _masked_block(
-    Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None, bias: Tensor | None, rows: tuple[int, int]
+def _rows_at_a_time(Q: Tensor, K: Tensor, mask: Mask | None) -> int:
+    """How many queries may ask a mask at once, when it has a rectangle of its own for each row of the batch or not."""
+    N, M = Q.shape[2], K.shape[2]
+    if Q.shape[0] * Q.shape[1] * N * M <= BLOCK_ENTRIES or mask is None:
+        return N
+    corner = torch.zeros(1, dtype=torch.int64, device=Q.device)
+    rectangles = math.prod(mask.allowed(corner, corner).shape[:-2])
+    return max(1, BLOCK_ENTRIES // (M * rectangles))
+
+
+def _without_keeping(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None, bias: Tensor | None, start: int, stop: int
 ) -> Tensor:
-    """The rows start … stop of fused attention, over no more keys than the mask lets them reach."""
-    start, stop = rows
-    low, high = (0, K.shape[-2]) if mask is None else mask.key_range(start, stop, K.shape[-2])
-    Q = Q[..., start:stop, :]
-    if low >= high:
-        return V.new_zeros(*Q.shape[:-1], V.shape[-1]) + 0.0 * Q.sum()
-    K, V = K[..., low:high, :], V[..., low:high, :]
+    """`_masked_block`, made anew for the backward pass: the blocks' masks together would be the N×M tensor again."""
+    if not torch.is_grad_enabled():
+        return _masked_block(Q, K, V, mask, bias, start, stop)
+    Y: Tensor = checkpoint(
+        _masked_block, Q, K, V, mask, bias, start, stop, use_reentrant=False, preserve_rng_state=False
+    )
+    return Y
+
+
+def _masked_block(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None, bias: Tensor | None, start: int, stop: int
+) -> Tensor:
+    """The rows start … stop−1 of fused attention, over no more keys than the mask lets them reach."""
+    N, M = Q.shape[2], K.shape[2]
+    low, high = (0, M) if mask is None else mask.key_range(start, stop, M)
+    high = max(low, high)
+    Q, K, V = Q[:, :, start:stop], K[:, :, low:high], V[:, :, low:high]
+    if low == high:
+        return Q @ K.transpose(-2, -1) @ V  # sums over no keys: zeros, with zero gradients
     if bias is not None:
-        bias = bias[..., start:stop, low:high] if bias.shape[-2] > 1 else bias[..., low:high]
-        bias = bias.to(Q.dtype)
+        bias = _as_four(bias).expand(-1, -1, N, M)[:, :, start:stop, low:high].to(Q.dtype)
     if mask is None:
-        return scaled_dot_product_attention(Q, K, V, attn_mask=_as_four(bias))
+        return scaled_dot_product_attention(Q, K, V, attn_mask=bias)
     allowed = mask.allowed(torch.arange(start, stop, device=Q.device), torch.arange(low, high, device=Q.device))
-    if mask.always_something:
+    if mask.always_something(N, M):
         return scaled_dot_product_attention(Q, K, V, attn_mask=_as_four(_joined(allowed, bias)))
     something = allowed.any(-1, keepdim=True)
     # Rows with nothing allowed attend to everything instead, and their result, with its gradient, is dropped.
@@ -144,8 +166,8 @@ def _joined(allowed: Tensor, bias: Tensor | None) -> Tensor:
     return allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
 
 
-def _as_four(mask: Tensor | None) -> Tensor | None:
-    return mask if mask is None or mask.dim() == 4 else mask[(None,) * (4 - mask.dim())]
+def _as_four(scores: Tensor) -> Tensor:
+    return scores if scores.dim() == 4 else scores[(None,) * (4 - scores.dim())]
 
 
 def _for_each_head(K: Tensor, H: int) -> Tensor:

@@ -77,6 +77,7 @@ class KeyValueCache:
     """Keys and values of all layers, (L, 2) tensors (B, Hk, capacity, Dh), and each row's length.
 
     window: None for the full cache; a number for the ring of a windowed model, which is then also its capacity.
+    The caller sees to it that a full cache is never given more than it has room for.
     """
 
     def __init__(self, layers: int, shape: tuple[int, int, int, int], like: Tensor, window: int | None = None) -> None:
@@ -88,8 +89,9 @@ class KeyValueCache:
         self.memories: list[MemoryCache] = [MemoryCache() for _ in range(layers)]
         self.capacity, self.window = capacity, window
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
-        # The common length of all rows, known without asking the device; None when rows differ.
-        self.common: int | None = 0
+        # What is known of the lengths without asking the device: the longest, and whether all rows have it.
+        self.longest, self.even = 0, True
+        self._slots = torch.arange(capacity, device=like.device)[None]
         self._chunk: Chunk | None = None
         self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -97,73 +99,63 @@ class KeyValueCache:
         """What layer number `index` is given."""
         return LayerCache(self, index)
 
-    def room_for(self, N: int) -> bool:
-        """Whether N more tokens can be stored in every row."""
-        if self.window is not None:
-            return True
-        longest = self.common if self.common is not None else int(self.lengths.max())
-        return longest + N <= self.capacity
+    @property
+    def room(self) -> int | None:
+        """How many more tokens fit into every row; None when there is no end to it."""
+        return None if self.window is not None else self.capacity - self.longest
 
     def chunk(self, N: int) -> Chunk:
         """Where the next N tokens of every row stand. Must come before the layers' `extend`."""
-        new = torch.arange(N, device=self.lengths.device)
+        self._waiting.clear()
         if self.window is not None:
-            self._chunk = self._ring_chunk(new)
-        elif self.common is not None:
-            stop = self.common + N
-            everything = torch.arange(stop, device=new.device)[None]
-            self._chunk = Chunk(everything[:, self.common :], everything, Causal(self.common))
+            self._chunk = self._ring_chunk(N, self.window)
+            return self._chunk
+        if self.longest + N > self.capacity:
+            raise ValueError(f"{N} tokens after {self.longest}: the cache holds {self.capacity}")
+        slots = self._slots[:, : self.longest + N]
+        if self.even:
+            self._chunk = Chunk(slots[:, self.longest :], slots, Causal(self.longest))
         else:
             # Slots past a row's length hold leftovers; causality hides them, since slot = position.
-            slots = torch.arange(self.capacity, device=new.device)[None]
-            self._chunk = Chunk(self.lengths[:, None] + new, slots, Causal(self.lengths))
+            self._chunk = Chunk(self.lengths[:, None] + self._slots[:, :N], slots, Causal(self.lengths))
         return self._chunk
 
-    def _ring_chunk(self, new: Tensor) -> Chunk:
-        assert self.window is not None
-        W, N = self.window, len(new)
-        lengths = self.lengths[:, None]
-        positions = lengths + new
+    def _ring_chunk(self, N: int, W: int) -> Chunk:
+        positions = self.lengths[:, None] + torch.arange(N, device=self.lengths.device)
         if N == 1:
             # The new token takes the slot that just fell out of its window, so all filled slots are visible.
-            if self.common is not None and self.common + 1 <= W:
-                slots = torch.arange(self.common + 1, device=new.device)[None]
-                return Chunk(positions, slots, None)
+            if self.even and self.longest < W:
+                return Chunk(positions, self._slots[:, : self.longest + 1], None)
             keys = self._slot_positions(self.lengths + 1)
-            full = self.common is not None and self.common >= W
-            return Chunk(positions, keys, None if full else Dense((keys >= 0)[:, None]))
-        old = self._slot_positions(self.lengths)
-        keys = torch.cat((old, positions), dim=1)
+            return Chunk(positions, keys, None if self.even else Dense((keys >= 0)[:, None]))
+        keys = torch.cat((self._slot_positions(self.lengths), positions), dim=1)
         apart = positions[:, :, None] - keys[:, None, :]
         return Chunk(positions, keys, Dense((keys[:, None] >= 0) & (apart >= 0) & (apart < W)))
 
     def _slot_positions(self, lengths: Tensor) -> Tensor:
-        """The position held by each slot of the ring, (B, window), when rows have these lengths; −1 − … if empty."""
-        assert self.window is not None
+        """The position held by each slot of the ring, (B, window), when rows have these lengths; negative if empty."""
         last = lengths[:, None] - 1
-        slots = torch.arange(self.window, device=lengths.device)
-        held = last - (last - slots) % self.window
-        return torch.where(last < 0, -1, held)
+        return last - (last - self._slots) % self.capacity
 
     def _extend(self, layer: int, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
         assert self._chunk is not None, "chunk(N) comes before the layers"
         keys, values = self.keys[layer], self.values[layer]
         N = K.shape[2]
-        if self.window is None and self.common is not None:
-            stop = self.common + N
-            keys[:, :, self.common : stop] = K
-            values[:, :, self.common : stop] = V
-            return keys[:, :, :stop], values[:, :, :stop]
-        if self.window is None or N == 1:
-            slots = self._chunk.positions if self.window is None else self._chunk.positions % self.window
+        if self.window is not None and N > 1:
+            # A ring cannot store the chunk before its early queries have read what it overwrites: see `advance`.
+            self._waiting[layer] = (K, V)
+            return torch.cat((keys, K), dim=2), torch.cat((values, V), dim=2)
+        if self.even:
+            start = self.longest if self.window is None else self.longest % self.window
+            keys[:, :, start : start + N] = K
+            values[:, :, start : start + N] = V
+        else:
+            slots = self._chunk.positions % self.capacity
             rows = torch.arange(len(keys), device=keys.device)[:, None]
             keys[rows, :, slots] = K.transpose(1, 2)
             values[rows, :, slots] = V.transpose(1, 2)
-            seen = self._chunk.key_positions.shape[1]
-            return keys[:, :, :seen], values[:, :, :seen]
-        # A ring cannot store the chunk before its early queries have read what it overwrites: store on `advance`.
-        self._waiting[layer] = (K, V)
-        return torch.cat((keys, K), dim=2), torch.cat((values, V), dim=2)
+        seen = self._chunk.key_positions.shape[1]
+        return keys[:, :, :seen], values[:, :, :seen]
 
     def advance(self, N: int, counts: Tensor | None = None) -> None:
         """The chunk is read: row b grows by counts[b] tokens, or by N."""
@@ -172,11 +164,14 @@ class KeyValueCache:
         self._chunk = None
         if counts is None:
             self.lengths = self.lengths + N
-            self.common = None if self.common is None else self.common + N
+            self.longest += N
         else:
             self.lengths = self.lengths + counts
-            same = bool((self.lengths == self.lengths[0]).all())
-            self.common = int(self.lengths[0]) if same else None
+            self._measure()
+
+    def _measure(self) -> None:
+        shortest, self.longest = torch.stack(self.lengths.aminmax()).tolist()
+        self.even = shortest == self.longest
 
     def _store_ring(self, N: int, counts: Tensor | None) -> None:
         assert self.window is not None
@@ -197,16 +192,20 @@ class KeyValueCache:
         chosen.values = [V[rows] for V in self.values]
         chosen.memories = [memory.select(rows) for memory in self.memories]
         chosen.capacity, chosen.window = self.capacity, self.window
-        chosen.lengths = self.lengths[rows]
-        chosen.common, chosen._chunk, chosen._waiting = self.common, None, {}
+        chosen.lengths, chosen._slots = self.lengths[rows], self._slots
+        chosen.longest, chosen.even = self.longest, self.even
+        chosen._chunk, chosen._waiting = None, {}
+        if not self.even and len(rows):
+            chosen._measure()
         return chosen
 
     def reset(self) -> None:
-        """Forget everything, keeping the allocated tensors."""
+        """Forget all tokens, keeping the allocated tensors, and the memories."""
         self.lengths = torch.zeros_like(self.lengths)
-        self.common, self._chunk = 0, None
+        self.longest, self.even = 0, True
+        self._chunk = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the same at every length."""
+        """Bytes held for the tokens (not the memories), the same at every length."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))

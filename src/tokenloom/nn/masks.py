@@ -31,9 +31,13 @@ class Mask(ABC):
         return 0, M
 
     @property
-    def always_something(self) -> bool:
-        """True when no query can end up with nothing to attend to, whatever the sizes."""
+    def sees_itself(self) -> bool:
+        """True when query n may attend to key n for certain, as far as there is such a key."""
         return False
+
+    def always_something(self, N: int, M: int) -> bool:
+        """True when none of N queries over M keys can end up with nothing to attend to; False may mean: unknown."""
+        return N <= M and self.sees_itself
 
     def __and__(self, other: Mask) -> Mask:
         """Both must allow."""
@@ -61,10 +65,9 @@ class Both(Mask):
         return max(low_a, low_b), min(high_a, high_b)
 
     @property
-    def always_something(self) -> bool:
-        # Two masks that each let a query see itself also do so together.
-        selfish = (Causal, Window, Segments)
-        return all(isinstance(part, selfish) and part.always_something for part in (self.first, self.second))
+    def sees_itself(self) -> bool:
+        # That each part leaves a query something is not enough, for it need not be the same key.
+        return self.first.sees_itself and self.second.sees_itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +88,11 @@ class Causal(Mask):
         return 0, max(0, min(M, stop + self.offset))
 
     @property
-    def always_something(self) -> bool:
+    def sees_itself(self) -> bool:
         return isinstance(self.offset, int) and self.offset >= 0
+
+    def always_something(self, N: int, M: int) -> bool:
+        return M > 0 and self.sees_itself  # key 0 lies in the past of every query
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +115,8 @@ class Window(Mask):
         return max(0, min(M, start + self.offset - self.width + 1)), M
 
     @property
-    def always_something(self) -> bool:
-        return isinstance(self.offset, int) and self.offset == 0
+    def sees_itself(self) -> bool:
+        return isinstance(self.offset, int) and self.offset < self.width
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +134,11 @@ class Prefix(Mask):
         return Causal(self.offset).allowed(queries, keys) | (keys[None, :] < _per_row(self.length))
 
     @property
-    def always_something(self) -> bool:
-        return Causal(self.offset).always_something
+    def sees_itself(self) -> bool:
+        return Causal(self.offset).sees_itself
+
+    def always_something(self, N: int, M: int) -> bool:
+        return Causal(self.offset).always_something(N, M)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +174,7 @@ class Segments(Mask):
         return (own[:, :, None] == other[:, None, :])[:, None]
 
     @property
-    def always_something(self) -> bool:
+    def sees_itself(self) -> bool:
         return self.queries is self.keys
 
 

@@ -12,10 +12,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Rotation(NamedTuple):
-    """cos and sin of the angles by which pairs of features turn: each (B or 1, 1, N, Dh / 2)."""
+    """cos and sin of the angle by which each feature turns with its partner: each (B or 1, 1, N, Dh).
+
+    The sine of a first partner is stored with its sign turned, so that a rotation is x · cos + partner · sin.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -37,17 +41,17 @@ class Positions(nn.Module):
         """X with what belongs to its positions added. X: (B, N, D); positions: (B or 1, N) int64."""
         return X
 
-    def rotation(self, positions: Tensor) -> Rotation | None:
-        """The rotation of queries and keys at these positions, (B or 1, N)."""
+    def rotation(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Rotation | None:
+        """The rotation of queries and keys at these positions, (B or 1, N), for a model of this dtype."""
         return None
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """The bias on the scores, (B or 1, H, N, M), from positions (B or 1, N) and (B or 1, M)."""
         return None
 
-    def placement(self, queries: Tensor, keys: Tensor | None = None) -> Placement:
+    def placement(self, queries: Tensor, keys: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Placement:
         """What attention needs, for queries at these positions and keys at theirs (the same when None)."""
-        return Placement(self.rotation(queries), self.bias(queries, queries if keys is None else keys))
+        return Placement(self.rotation(queries, dtype), self.bias(queries, queries if keys is None else keys))
 
 
 def _exact(device: torch.device) -> torch.dtype:
@@ -79,7 +83,8 @@ class Sinusoidal(Positions):
 
 
 class Learned(Positions):
-    """One learned vector a position, added to the embeddings; positions past the table are undefined."""
+    """One learned vector a position, added to the embeddings. Raises ValueError for positions past the table (on a
+    CPU; elsewhere the device reports them)."""
 
     def __init__(self, limit: int, width: int) -> None:
         super().__init__()
@@ -88,7 +93,13 @@ class Learned(Positions):
         nn.init.normal_(self.table, std=0.02)
 
     def add(self, X: Tensor, positions: Tensor) -> Tensor:
-        return X + self.table[positions]
+        try:
+            return X + F.embedding(positions, self.table)
+        except IndexError as error:
+            raise ValueError(
+                f"positions {int(positions.min())} … {int(positions.max())}: "
+                f"there are learned positions for 0 … {self.table.shape[0] - 1} alone"
+            ) from error
 
 
 class Rotary(Positions):
@@ -106,19 +117,21 @@ class Rotary(Positions):
             raise ValueError(f"rotary positions need base > 0 and scaling > 0, not {base} and {scaling}")
         self.head_width, self.base, self.scaling = head_width, base, scaling
 
-    def rotation(self, positions: Tensor) -> Rotation:
+    def rotation(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Rotation:
         exact = _exact(positions.device)
         j = torch.arange(self.head_width // 2, device=positions.device, dtype=exact)
         speeds = torch.pow(self.base, j * (-2.0 / self.head_width)) / self.scaling
         angles = positions[:, None, :, None] * speeds
-        return Rotation(angles.cos(), angles.sin())
+        cos, sin = angles.cos(), angles.sin()
+        # Half precision is too coarse for the tables; `rotate` rounds the result alone.
+        kept = dtype if dtype == torch.float64 else torch.float32
+        return Rotation(torch.cat((cos, cos), dim=-1).to(kept), torch.cat((-sin, sin), dim=-1).to(kept))
 
 
 def rotate(X: Tensor, rotation: Rotation) -> Tensor:
     """Turn the pairs (j, j + Dh/2) of X (B, H, N, Dh) by the angles of `rotation`."""
-    cos, sin = rotation.cos.to(X.dtype), rotation.sin.to(X.dtype)
-    first, second = X.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    partner = X.roll(X.shape[-1] // 2, dims=-1)
+    return (X * rotation.cos + partner * rotation.sin).to(X.dtype)
 
 
 class RelativeBias(Positions):

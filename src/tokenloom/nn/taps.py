@@ -14,12 +14,14 @@ from torch import Tensor
 class Taps:
     """Which intermediates to keep, and which to change, by name: `layers.0.pattern`, `layers.*.resid_post`.
 
-    want: names or patterns (`*` matches anything). edit: for a name or pattern, a function whose result takes the
-    value's place. After the pass, `values` holds what was wanted, by full name, with its gradient history.
+    want: a name or pattern (`*` matches anything), or several. edit: for a name or pattern, a function whose result
+    takes the value's place. After the pass, `values` holds what was wanted, by full name, with its gradient history.
     """
 
-    def __init__(self, want: Iterable[str] = ("*",), edit: dict[str, Callable[[Tensor], Tensor]] | None = None) -> None:
-        self._want = tuple(want)
+    def __init__(
+        self, want: str | Iterable[str] = ("*",), edit: dict[str, Callable[[Tensor], Tensor]] | None = None
+    ) -> None:
+        self._want = (want,) if isinstance(want, str) else tuple(want)
         self._edit = dict(edit or {})
         self._scope = ""
         self.values: dict[str, Tensor] = {}

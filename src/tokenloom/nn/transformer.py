@@ -58,6 +58,8 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         """X: (B, N, D) → (B, N, D). memory: (B, M, D'), with a mask of its own. cache: of itself and of the memory.
 
+        Raises ValueError when a layer with cross-attention is given no memory; one without has no use for it.
+
         Taps: `resid_pre`, `attn_out`, `resid_mid`, (`cross_out`, and the taps of cross-attention within `cross`),
         `mlp_out`, `resid_post`, all (B, N, D), and those of attention.
         """
@@ -70,7 +72,9 @@ class TransformerLayer(nn.Module):
             return Y
 
         X = self._add(X, attend, self.norm_attention, "attn_out", taps)
-        if self.cross is not None and memory is not None:
+        if self.cross is not None:
+            if memory is None:
+                raise ValueError("this layer has cross-attention, and was given no memory to look at")
             look, inner = self.cross, None if taps is None else taps.within("cross")
 
             def consult(Z: Tensor) -> Tensor:

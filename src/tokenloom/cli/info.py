@@ -1,0 +1,80 @@
+"""What a run, or a task, is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenloom.cli.output import print_json
+from tokenloom.drawing.tables import plain_table
+
+
+def show_info(name: str, given: dict[str, Any], *, as_json: bool) -> None:
+    """`tokenloom info RUN`, or `tokenloom info TASK --size …` without data."""
+    result = _run_info(name) if (Path(name) / "config.json").is_file() else _task_info(name, given)
+    if as_json:
+        print_json(result)
+        return
+    for key, value in result.items():
+        if isinstance(value, dict):
+            print(f"{key}:")
+            for inner, shown in value.items():
+                print(f"  {inner + ':':<22} {shown}")
+        else:
+            print(f"{key + ':':<24} {f'{value:,}' if isinstance(value, int) else value}")
+
+
+def _run_info(run: str) -> dict[str, Any]:
+    from tokenloom.nn.parts import count_parameters
+    from tokenloom.tasks.frame.runs import RunFolder, load
+    from tokenloom.training.estimate import flops_per_token
+
+    folder = RunFolder(run)
+    config = folder.read_config()
+    task = load(run)
+    measured = [row for row in folder.read_metrics() if "validation_loss" in row]
+    best = min(measured, key=lambda row: row["validation_loss"], default={})
+    return {
+        "task": config["task"],
+        "data": config["data"],
+        "parameters": count_parameters(task.model),
+        "flops_per_token": flops_per_token(task.model, int(config["model"].get("context", 1))),
+        "best": {k.removeprefix("validation_"): v for k, v in best.items()},
+        "model": config["model"],
+        "settings": config["settings"],
+        "training": config["training"],
+        "tokenloom": config["tokenloom"],
+    }
+
+
+def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    from tokenloom.nn.parts import count_parameters
+    from tokenloom.tasks.frame.flat import build
+    from tokenloom.tasks.frame.registry import find_task
+    from tokenloom.training.checkpoints import total_bytes
+    from tokenloom.training.estimate import flops_per_token
+
+    cls = find_task(name)
+    task = cls(build(cls.Settings, given))
+    task.sketch()
+    model = task.build(seed=0)
+    return {
+        "task": name,
+        "parameters": count_parameters(model),
+        "weight_bytes": total_bytes(model.parameters()),
+        "flops_per_token": flops_per_token(model, int(task.model_config.get("context", 1))),
+        "model": task.model_config,
+    }
+
+
+def show_models(*, as_json: bool) -> None:
+    """`tokenloom models`."""
+    from tokenloom.tasks.frame.registry import find_task, task_names
+
+    tasks = [find_task(name) for name in task_names()]
+    if as_json:
+        print_json({t.name: {"summary": t.summary, "models": dict(t.models), "uses": list(t.uses)} for t in tasks})
+        return
+    for task in tasks:
+        print(f"{task.name}: {task.summary}")
+        print(plain_table([[f"  {model}", what] for model, what in task.models.items()], ["  model", "what it is"]))

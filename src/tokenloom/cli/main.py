@@ -1,0 +1,193 @@
+"""The command line. Each command parses, calls the library, and prints; nothing heavy is imported before it is used."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cyclopts import App, CycloptsError
+
+import tokenloom
+from tokenloom.cli.output import JSON, QUIET
+from tokenloom.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 broke down, 2 cannot be used, 130 interrupted."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        app = make_app(tokens)
+        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except UserError as error:
+        return _complain(str(error), error.exit_code)
+    except CycloptsError as error:
+        return _complain(_one_line(error), 2)
+    except ArithmeticError as error:
+        return _complain(str(error), 1)
+    except KeyboardInterrupt:
+        return _complain("stopped", 130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; there is nobody left to tell.
+        sys.stdout = None
+        return 0
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(f"tokenloom: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _one_line(error: CycloptsError) -> str:
+    text = " ".join(str(error).split())
+    return f"{text} (see tokenloom --help)" if "help" not in text else text
+
+
+def make_app(tokens: Sequence[str]) -> App:
+    """The commands. The options of `train` and of the verbs depend on the task, so the words are looked at first."""
+    app = App(
+        name="tokenloom",
+        help="Train, evaluate, use and look inside small transformers for any data.",
+        version=tokenloom.__version__,
+        help_format="plaintext",
+    )
+    command = next((token for token in tokens if not token.startswith("-")), None)
+    rest = list(tokens[tokens.index(command) + 1 :]) if command else []
+    app.command(_train_command(command, rest), name="train")
+    for verb, what in _verbs().items():
+        app.command(_verb_command(verb, what, command, rest), name=verb)
+    app.command(_info_command(command, rest), name="info")
+    app.command(evaluate)
+    app.command(models)
+    app.command(_data_app())
+    return app
+
+
+# Commands whose options depend on the task.
+
+
+def _train_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
+    from tokenloom.cli.train import COMMON, train_run
+
+    def train(data: str | None = None, /, **given: Any) -> None:
+        train_run(data, given)
+
+    train.__doc__ = (
+        "Train on DATA: a file, a folder, - for standard input, or the name of a built-in data set.\n\n"
+        "The task is guessed from the data when not given; every size and rate that is not given is derived and shown."
+    )
+    extra: list[Any] = []
+    if command == "train":
+        from tokenloom.cli.options import task_in
+        from tokenloom.training.settings import TrainingSettings
+
+        extra = [task_in(rest).Settings, TrainingSettings]
+    return _with_options(train, COMMON, extra)
+
+
+def _verb_command(verb: str, what: str, command: str | None, rest: list[str]) -> Callable[..., Any]:
+    def use(run: str, /, *, device: str = "cpu", json: JSON = False, quiet: QUIET = False, **given: Any) -> None:
+        from tokenloom.cli.use import use_run
+
+        use_run(verb, run, given, device=device, as_json=json, quiet=quiet)
+
+    use.__doc__ = what
+    extra: list[Any] = []
+    if command == verb:
+        from tokenloom.cli.options import task_of_run
+
+        extra = [task_of_run(rest, verb).uses[verb]]
+    return _with_options(use, [], extra)
+
+
+def _info_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
+    def info(run: str, /, *, json: JSON = False, **given: Any) -> None:
+        from tokenloom.cli.info import show_info
+
+        show_info(run, given, as_json=json)
+
+    info.__doc__ = (
+        "Show what RUN is: a run folder, or the name of a task with settings (info text-generation --size small)."
+    )
+    extra: list[Any] = []
+    if command == "info":
+        from tokenloom.cli.options import task_named
+
+        found = task_named(rest)
+        extra = [] if found is None else [found.Settings]
+    return _with_options(info, [], extra)
+
+
+def _with_options(function: Callable[..., Any], common: Sequence[Any], classes: Sequence[type]) -> Callable[..., Any]:
+    """Give a function that takes **given one keyword parameter for every option; only those given reach it."""
+    from tokenloom.cli.options import parameters
+
+    signature = inspect.signature(function, eval_str=True, globals=globals())
+    kept = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [*common, *(p for cls in classes for p in parameters(cls))]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{k: v for k, v in kwargs.items() if v is not None})
+
+    call.__doc__, call.__name__ = function.__doc__, function.__name__
+    call.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in (*kept, *added)}
+    return call
+
+
+def _verbs() -> dict[str, str]:
+    return {
+        "generate": "Continue from RUN: make new data with a trained model.",
+        "score": "Score given data with RUN: its log-probability under a trained model.",
+        "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
+    }
+
+
+# Commands that are the same for all.
+
+
+def evaluate(
+    run: str,
+    /,
+    *,
+    data: str | None = None,
+    batch: int = 64,
+    device: str = "cpu",
+    json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Measure RUN on the whole validation part of its data, or of other DATA.
+
+    Parameters
+    ----------
+    data
+        measure on these data instead of those of the training
+    batch
+        samples at a time; makes no difference to the result
+    device
+        cpu, cuda, mps or auto
+    """
+    from tokenloom.cli.use import evaluate_run
+
+    evaluate_run(run, data, batch=batch, device=device, as_json=json, quiet=quiet)
+
+
+def models(*, json: JSON = False) -> None:
+    """List the tasks, and the models that each can train."""
+    from tokenloom.cli.info import show_models
+
+    show_models(as_json=json)
+
+
+def _data_app() -> App:
+    from tokenloom.cli import data
+
+    app = App(name="data", help="Built-in data sets: list, get, add a copy of your own, check.")
+    for function in (data.list_all, data.get, data.add, data.check):
+        app.command(function, name=function.__name__.removesuffix("_all"))
+    return app

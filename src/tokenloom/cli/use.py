@@ -1,0 +1,62 @@
+"""Using and measuring a trained run from the command line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tokenloom.cli.output import print_json
+
+
+def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json: bool, quiet: bool) -> None:
+    """`tokenloom generate RUN …` and the other verbs."""
+    from tokenloom.tasks.frame.flat import build
+    from tokenloom.tasks.frame.runs import load
+
+    one_thread()
+    task = load(run, device=device)
+    options: Any = build(task.uses[verb], given)
+    began = time.perf_counter()
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    result = task.use(verb, options, (lambda piece: None) if as_json else show)
+    if not quiet:
+        for note in result.get("notes", []):
+            print(f"note: {note}", file=sys.stderr)
+    if as_json:
+        print_json({**result, "seconds": time.perf_counter() - began})
+
+
+def evaluate_run(run: str, data: str | None, *, batch: int, device: str, as_json: bool, quiet: bool) -> None:
+    """`tokenloom evaluate RUN [--data …]`."""
+    from tokenloom.errors import UserError
+    from tokenloom.tasks.frame.runs import load
+
+    if batch < 1:
+        raise UserError(f"--batch {batch}: must be at least 1")
+    one_thread()
+    task = load(run, device=device)
+    began = time.perf_counter()
+    metrics = task.evaluate(data, batch=batch)
+    result = {
+        **metrics,
+        "data": task.source if data is None else data,
+        "run": run,
+        "seconds": time.perf_counter() - began,
+    }
+    if as_json:
+        print_json(result)
+    elif not quiet:
+        for line in task.metric_lines(metrics):
+            print(line)
+
+
+def one_thread() -> None:
+    """Small models are used on one thread: more only get in each other's way."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,98 @@
+"""Samples: what a task learns from, as something that can be counted, ordered and taken by key.
+
+A key names a sample for good. The order in which an epoch visits the samples is a pure function of (samples, seed,
+epoch), so a process that knows the step knows which samples to read, and reads no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.int64]
+
+
+class Samples(Protocol):
+    """Anything that can be trained on or evaluated."""
+
+    def __len__(self) -> int:
+        """How many samples one epoch visits."""
+        ...
+
+    def epoch(self, seed: int, epoch: int) -> Keys:
+        """The keys of one epoch of training, in order; always len(self) of them."""
+        ...
+
+    def all(self) -> Keys:
+        """The keys that cover everything once, in the natural order: what evaluation visits."""
+        ...
+
+    def take(self, keys: Keys) -> Any:
+        """The samples with these keys, in the form that the task's `collate` wants."""
+        ...
+
+
+def generator_for(*numbers: int) -> np.random.Generator:
+    """A random generator that is a pure function of some numbers: (seed, epoch), (seed, step, sample), …"""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([n & 0xFFFFFFFFFFFFFFFF for n in numbers])))
+
+
+@dataclass(frozen=True)
+class ListSamples:
+    """Samples that are simply there, one after the other; the key is the index."""
+
+    items: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def epoch(self, seed: int, epoch: int) -> Keys:
+        return generator_for(seed, epoch).permutation(len(self.items)).astype(np.int64)
+
+    def all(self) -> Keys:
+        return np.arange(len(self.items), dtype=np.int64)
+
+    def take(self, keys: Keys) -> list[Any]:
+        return [self.items[int(key)] for key in keys]
+
+
+@dataclass(frozen=True)
+class TextWindows:
+    """Windows of `context` tokens, each with its next token, over one long run of ids. The key is the start.
+
+    Training epochs cut the ids at a random offset, so that windows differ from epoch to epoch, and visit each window
+    once. Evaluation cuts at 0, and its last window may be short: every token but the very first is a target once.
+    """
+
+    ids: NDArray[Any]
+    context: int
+
+    def __post_init__(self) -> None:
+        if len(self.ids) < 2:
+            raise ValueError(f"{len(self.ids)} tokens hold nothing to predict")
+
+    def __len__(self) -> int:
+        # One fewer than fit, so that the cut can be anywhere and their number never changes.
+        return max(1, (len(self.ids) - 1) // self.context - 1)
+
+    def epoch(self, seed: int, epoch: int) -> Keys:
+        random = generator_for(seed, epoch)
+        room = max(0, len(self.ids) - 1 - len(self) * self.context)
+        shift = int(random.integers(room + 1))
+        return shift + random.permutation(len(self)).astype(np.int64) * self.context
+
+    def all(self) -> Keys:
+        return np.arange(0, len(self.ids) - 1, self.context, dtype=np.int64)
+
+    def take(self, keys: Keys) -> NDArray[np.int64]:
+        """(B, context + 1) ids; past the end of the text, −1."""
+        index = keys[:, None] + np.arange(self.context + 1)
+        last = len(self.ids) - 1
+        taken: NDArray[np.int64] = self.ids[np.minimum(index, last)].astype(np.int64)
+        if int(keys.max(initial=0)) + self.context > last:
+            taken[index > last] = -1
+        return taken

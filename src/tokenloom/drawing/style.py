@@ -1,0 +1,120 @@
+"""The look of every figure, light and dark, in one place."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenloom.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours of one look. `series` can be told apart with any of the common kinds of colour blindness."""
+
+    background: str
+    ink: str
+    faint: str
+    grid: str
+    series: tuple[str, ...]
+
+
+# The hues are those of Okabe and Ito, "Color universal design" (2008); lightened for the dark look so that each
+# keeps a contrast of at least 3 to 1 against its background.
+LIGHT = Palette("#ffffff", "#1f2328", "#5d6570", "#e4e7eb", ("#0072b2", "#c8500a", "#00805e", "#a8518a"))
+DARK = Palette("#14171c", "#e6e9ee", "#9aa3af", "#2b3038", ("#62bdf0", "#f0a04b", "#2fc79c", "#dd94c0"))
+
+OTHER_SCRIPTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "Hiragino Sans",
+    "PingFang SC",
+    "Yu Gothic",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Noto Sans Devanagari",
+    "Arial Unicode MS",
+)
+
+
+def palette(dark: bool) -> Palette:
+    """The colours of the dark look or of the light one."""
+    return DARK if dark else LIGHT
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of width × height inches at 150 dots an inch, with its own canvas and no global state.
+
+    Raises UserError when matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("drawing needs matplotlib: pip install 'tokenloom[plots]'") from error
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def apply(figure: Figure, axes: Axes, dark: bool) -> None:
+    """Give a finished drawing its look: colours, type, a quiet grid, no frame. Call it last."""
+    from matplotlib.text import Text
+
+    look = palette(dark)
+    figure.set_facecolor(look.background)
+    axes.set_facecolor(look.background)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(look.faint)
+    axes.grid(True, color=look.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", colors=look.faint, labelcolor=look.ink, labelsize=10)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=look.ink, fontsize=11)
+    texts = [child for child in axes.get_children() if isinstance(child, Text)]  # titles and free texts
+    legend = axes.get_legend()
+    if legend is not None:
+        legend.get_frame().set(facecolor=look.background, edgecolor=look.grid, alpha=0.9)
+        texts += legend.get_texts()
+    families = _families()
+    for text in texts:
+        # These may hold a file name: a dollar sign in it starts no formula, and it may be in any script.
+        text.set(color=look.ink, parse_math=False, fontfamily=families)
+
+
+def _families() -> list[str]:
+    """matplotlib's own font, then whatever this machine has for scripts that it lacks."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in OTHER_SCRIPTS if name in installed)]
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG, whole or not at all. Raises UserError where the place cannot be written."""
+    path = Path(path)
+    buffer = BytesIO()
+    with warnings.catch_warnings():
+        # A letter that no font has is drawn as a box; a warning about it would land amid a run's output.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
+    beside = None
+    try:
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(buffer.getvalue())
+        os.replace(beside, path)
+    except OSError as error:
+        if beside is not None:
+            Path(beside).unlink(missing_ok=True)
+        raise UserError(f"cannot write the picture {path}: {error.strerror or error}") from error

@@ -1,0 +1,187 @@
+"""The contract of a task: the seam between a kind of data and everything else.
+
+A task says which reader, tokeniser, model, loss and metrics belong together, and how the trained thing is used. The
+loop, the checkpoints, the command line know tasks by this contract alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tokenloom.data.samples import Samples
+from tokenloom.errors import UserError
+from tokenloom.models.batch import Batch
+from tokenloom.training.batches import Moment
+from tokenloom.training.events import Baseline
+from tokenloom.training.loop import evaluate
+from tokenloom.training.losses import Terms, Totals
+from tokenloom.training.machine import choose_device
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What `prepare` makes of the data: samples to train on and to validate with, and the report on them."""
+
+    training: Samples
+    validation: Samples
+    lines: list[str] = field(default_factory=list)
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """What every task must say, and what all of them share.
+
+    A subclass sets `name`, `summary`, `Settings` (a frozen dataclass whose fields carry help texts, see
+    `tokenloom.training.settings.option`), `models` (a line on each model that it can train), and `uses`: for each verb
+    (`generate`, `predict`, …) the dataclass of its options. It fills in the abstract methods; the rest has defaults.
+
+    After training or loading, `model` is the trained model and `source` the data it came from. A task that learns a
+    tokeniser from the data keeps it as an attribute, and writes and reads it in `save_parts` and `load_parts`.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    Settings: ClassVar[type]
+    models: ClassVar[Mapping[str, str]] = {}
+    uses: ClassVar[Mapping[str, type]] = {}
+    needs_data: ClassVar[bool] = True
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings: Any = self.Settings() if settings is None else settings
+        self.model_config: dict[str, Any] = {}
+        self.source: str | None = None
+        self._model: nn.Module | None = None
+
+    # What a task must say.
+
+    @abstractmethod
+    def prepare(self, data: str | None) -> Material:
+        """Read, check and split the data, make the tokeniser, settle every size.
+
+        Afterwards `model_config` holds all that `build` needs. data: a path, a built-in name, or None when the
+        task makes its own. For a loaded task the tokeniser and the sizes are there already, and stay.
+        """
+
+    @abstractmethod
+    def build(self, seed: int) -> nn.Module:
+        """A fresh model, from `model_config` and the seed alone."""
+
+    @abstractmethod
+    def collate(self, samples: Any, moment: Moment) -> Batch:
+        """What `Samples.take` gave, as a batch of tensors with masks and targets."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        """The terms of the loss by name, as sums and counts per sample; terms of weight 0 are metrics.
+
+        The counts of a term of weight above 0 must be those of the batch's targets of the same name.
+        """
+
+    # What a task may say.
+
+    @classmethod
+    def accepts(cls, data: str) -> str | None:
+        """Why these data look like this task's, in a few words, or None: how a task is guessed."""
+        return None
+
+    def recipe(self, material: Material) -> dict[str, Any]:
+        """Training settings that suit this task, its sizes and its data, by flat name."""
+        return {}
+
+    def sketch(self) -> None:
+        """Settle every size without data, so that the model can be looked at. Raises UserError if it needs data."""
+        raise UserError(f"the sizes of {self.name} depend on the data: train it with --dry-run instead")
+
+    def derived(self) -> dict[str, Any]:
+        """The sizes that `prepare` derived, to be shown: name → value."""
+        return {}
+
+    def baseline(self, material: Material) -> Baseline | None:
+        """What a simple method reaches on the same validation data."""
+        return None
+
+    def samples_of(self, data: str) -> Samples:
+        """All of some other data as samples, to be measured on. By default their validation part."""
+        return self.prepare(data).validation
+
+    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
+        """Metrics for a person to read."""
+        return [f"{name + ':':<18} {value:.4f}" for name, value in metrics.items()]
+
+    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+        """Metrics by name from the sums over a split. Lower `loss` is better."""
+        return {name: total.value for name, total in totals.items()}
+
+    def save_parts(self, folder: Path) -> dict[str, Any]:
+        """Write what belongs to the run beside the weights (`tokenizer.json`); returns what config.json keeps."""
+        return {}
+
+    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+        """Read it back; `kept` is what `save_parts` returned. Raises UserError when it is not what was written."""
+        if kept:
+            raise ValueError(f"{type(self).__name__} saved parts but does not load them")
+
+    def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
+        """Use the trained model from the command line: shows its result, in pieces if it comes so; returns it as data.
+
+        verb: a key of `uses`. options: an instance of its dataclass.
+        """
+        raise UserError(f"a {self.name} run cannot {verb}")
+
+    # What all tasks share.
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model. Raises UserError before there is one."""
+        if self._model is None:
+            raise UserError(f"this {self.name} task has no model yet: train it, or load a run")
+        return self._model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self._model = model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def to(self, device: str) -> Task:
+        """Move the model; `device` as in the settings ("auto", "cpu", "cuda", …)."""
+        self.model.to(choose_device(device))
+        return self
+
+    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
+        """Metrics over a whole validation split: that of `data` (see `samples_of`), or explicit samples.
+
+        Deterministic, and independent of the batch size. data: None measures on what the run was trained on.
+        """
+        if samples is None:
+            samples = self.prepare(self.source).validation if data is None else self.samples_of(data)
+        return self.summarise(evaluate(self, self.model, samples, batch=batch))
+
+    @contextmanager
+    def ready(self) -> Iterator[nn.Module]:
+        """The model set for use: no dropout, no gradients."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield self.model
+        finally:
+            self.model.train(was_training)
+
+
+def replaced(settings: Any, **values: Any) -> Any:
+    """A settings dataclass with the values that were None filled in."""
+    return dataclasses.replace(settings, **{k: v for k, v in values.items() if getattr(settings, k) is None})

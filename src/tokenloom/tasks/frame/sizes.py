@@ -1,0 +1,41 @@
+"""The size dial: one word that derives depth, width, heads, context, batch and rates for a next-token model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenloom.errors import UserError
+from tokenloom.tasks.frame.flat import nearest
+
+
+@dataclass(frozen=True)
+class Dial:
+    """One position of the dial."""
+
+    sizes: dict[str, int]
+    dropout: float
+    recipe: dict[str, Any]
+
+
+def _dial(depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0) -> Dial:
+    sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
+    # Muon's rate holds over widths, AdamW's falls with them.
+    rates = {"matrix_rate": 0.03, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
+    return Dial(sizes, dropout, {"batch": batch, **rates, "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0})
+
+
+DIAL = {
+    "nano": _dial(2, 64, 4, 64, 32),
+    "tiny": _dial(3, 96, 4, 128, 24),
+    "small": _dial(4, 128, 4, 128, 24),
+    "medium": _dial(6, 256, 8, 256, 16, 0.1),
+    "large": _dial(8, 512, 8, 512, 16, 0.1),
+}
+
+
+def dial(size: str) -> Dial:
+    """The position of that name. Raises UserError naming the nearest."""
+    if size not in DIAL:
+        raise UserError(f"--size {size}: no such size{nearest(size, DIAL)} There are {', '.join(DIAL)}")
+    return DIAL[size]

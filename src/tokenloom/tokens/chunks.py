@@ -1,0 +1,87 @@
+"""How a text is cut into chunks before tokens are made of it.
+
+Three rules, each a partition of the text: joining the chunks gives the text back, whatever it holds. The
+character classes are written out here instead of being taken from a regular-expression engine or a Unicode table,
+because those differ (`\\s` of one engine lacks U+001C–1F, and tables grow with every Unicode version) and a
+tokeniser must cut the same text in the same way on every machine.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+# Everything that Python's str.isspace() calls whitespace.
+_WHITESPACE = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+# Characters that hold a sequence together: joiners, variation selectors, the tags of flag sequences.
+_JOINERS = r"\u200c\u200d\ufe00-\ufe0f\U000e0020-\U000e007f"
+# Control characters, punctuation, currency, arrows, mathematics, pictures: what stands between words.
+_SYMBOLS = (
+    r"\x00-\x08\x0e-\x1b!-/:-@\[-`{-\x84\x86-\x9f\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7"  # ASCII, Latin-1
+    r"\u037e\u0387\u055a-\u055f\u0589\u058a\u05be\u05c0\u05c3\u05c6\u05f3\u05f4"  # Greek, Armenian, Hebrew
+    r"\u060c\u061b\u061f\u066a-\u066d\u06d4\u0964\u0965\u0e4f\u0e5a\u0e5b\u1361-\u1368"  # Arabic to Ethiopic
+    r"\u200b\u200e\u200f\u2010-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u206f"  # general punctuation
+    r"\u20a0-\u20cf\u2100-\u2bff\u3001-\u3004\u3008-\u3020\u3030\u303d\u30fb"  # symbols, CJK punctuation
+    r"\ufe10-\ufe6b\ufeff\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\ufff9-\uffff"
+    r"\U0001f000-\U0001faff"
+)
+_LETTER = f"[^{_WHITESPACE}{_JOINERS}{_SYMBOLS}0-9]"
+_LETTERS = f"[^{_WHITESPACE}{_SYMBOLS}0-9]"
+_WORD = f"[^{_WHITESPACE}{_JOINERS}{_SYMBOLS}][^{_WHITESPACE}{_SYMBOLS}]*"
+
+SPACED = re.compile(f"[{_WHITESPACE}]?[^{_WHITESPACE}]+|[{_WHITESPACE}]")
+"""The rule of `BPE`: one optional whitespace character and the non-space run after it, or one whitespace character.
+
+Only the first character of a chunk can be whitespace, so no merge inside a chunk ever joins a token to a second
+one that starts with whitespace.
+"""
+
+SCRIPTED = re.compile(
+    f"[ '’]?{_LETTER}{_LETTERS}{{0,31}}"
+    "| ?[0-9]{1,3}"
+    f"| ?[{_SYMBOLS}{_JOINERS}]{{1,32}}"
+    f"|[{_WHITESPACE}]{{1,32}}(?= [^{_WHITESPACE}])"
+    f"|[{_WHITESPACE}]{{1,32}}"
+)
+"""The rule of `ByteBPE`, for any script. Tried in this order:
+
+1. up to 32 letters, with the space or apostrophe in front of them; a letter is every character that is no
+   whitespace, no ASCII digit and no symbol, so combining marks stay with what they sit on, and joiners are kept;
+2. up to three ASCII digits, with the space in front of them;
+3. up to 32 symbols (punctuation, controls, pictures) and joiners, with the space in front of them;
+4. up to 32 whitespace characters, less a last space that belongs to the chunk after it.
+
+The limit of 32 bounds the work in text without spaces or of one repeated character.
+"""
+
+WORDS = re.compile(f"{_WORD}(?:['’]{_WORD})*|[{_SYMBOLS}{_JOINERS}](?:[{_JOINERS}][{_SYMBOLS}]?)*|[{_WHITESPACE}]+")
+"""The rule of `Words`: a word (letters and digits, with apostrophes inside), one symbol, or a run of whitespace."""
+
+BLOCK = 1 << 22
+
+
+def chunk_blocks(pattern: re.Pattern[str], text: str, block: int = BLOCK) -> Iterator[list[str]]:
+    """The chunks of a text in lists that cover about `block` characters each, so that memory stays bounded.
+
+    The same chunks as `pattern.findall(text)`: the last two of a block are cut again with what follows them,
+    because the end of the block may have cut them short.
+    """
+    start = 0
+    while start < len(text):
+        end = start + block
+        chunks = pattern.findall(text, start, end)
+        while end < len(text) and len(chunks) <= 2:
+            end += end - start
+            chunks = pattern.findall(text, start, end)
+        if end < len(text):
+            del chunks[-2:]
+        yield chunks
+        start += sum(map(len, chunks))
+
+
+def count_chunks(pattern: re.Pattern[str], texts: Iterable[str]) -> dict[str, int]:
+    """How often each distinct chunk occurs, in order of first appearance. No chunk crosses from text to text."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        for chunks in chunk_blocks(pattern, text):
+            counts.update(chunks)
+    return counts

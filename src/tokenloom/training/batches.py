@@ -1,0 +1,85 @@
+"""The global batch of step s is a pure function of (samples, seed, s)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenloom.data.samples import Keys, Samples, generator_for
+from tokenloom.models.batch import Batch
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When and why samples are put into a batch: all that randomness in `collate` may depend on.
+
+    seed, step: of the training; step −1 in evaluation. keys: which samples, in order.
+    """
+
+    seed: int
+    step: int
+    keys: Keys
+
+    @property
+    def training(self) -> bool:
+        """False in evaluation, where nothing is random from one time to the next."""
+        return self.step >= 0
+
+    def random(self, row: int) -> np.random.Generator:
+        """The generator of one sample at this moment: the same however the batch is cut."""
+        return generator_for(self.seed, self.step + 1, int(self.keys[row]))
+
+
+Collate = Callable[[Any, Moment], Batch]
+
+
+class Batches:
+    """Training batches by step. Call it with a step for that step's micro-batches.
+
+    An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly.
+    """
+
+    def __init__(self, samples: Samples, collate: Collate, *, batch: int, seed: int, accumulate: int = 1) -> None:
+        self.samples, self.collate = samples, collate
+        self.batch, self.seed, self.accumulate = batch, seed, accumulate
+        self.steps_per_epoch = -(-len(samples) // batch)
+        self._order = lru_cache(maxsize=2)(lambda epoch: samples.epoch(seed, epoch))
+
+    def keys(self, step: int) -> Keys:
+        """Which samples the step learns from, in order."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return self._order(epoch)[index * self.batch : (index + 1) * self.batch]
+
+    def __call__(self, step: int) -> list[Batch]:
+        keys = self.keys(step)
+        parts = [part for part in np.array_split(keys, self.accumulate) if len(part)]
+        return [self.collate(self.samples.take(part), Moment(self.seed, step, part)) for part in parts]
+
+    def fingerprint(self) -> str:
+        """A hash of the first epoch's plan: changed data or settings change it."""
+        plan = self._order(0)
+        return hashlib.sha256(plan.tobytes() + f"{len(plan)}/{self.batch}/{self.seed}".encode()).hexdigest()
+
+
+def evaluation_batches(samples: Samples, collate: Collate, batch: int) -> Iterator[Batch]:
+    """Everything once, in order, in batches whose size makes no difference to the result."""
+    keys = samples.all()
+    for start in range(0, len(keys), batch):
+        part = keys[start : start + batch]
+        yield collate(samples.take(part), Moment(0, -1, part))
+
+
+def step_seed(seed: int, step: int, part: int = 0) -> int:
+    """The seed of dropout in one micro-batch of one step: resuming needs no generator state."""
+    return int(generator_for(seed, step, part, 0x5EED).integers(2**62))
+
+
+def seed_everything(seed: int) -> None:
+    """Set the one global generator that torch's own modules (dropout) draw from."""
+    torch.manual_seed(seed)

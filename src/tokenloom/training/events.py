@@ -1,0 +1,89 @@
+"""What the loop tells whoever drives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened."""
+
+
+@dataclass(frozen=True)
+class Prepared(Event):
+    """The data are read, checked and split. report: lines to show, and the same as data."""
+
+    lines: list[str]
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Planned(Event):
+    """The model is built and measured; nothing is trained yet."""
+
+    plan: Any
+
+
+@dataclass(frozen=True)
+class Baseline(Event):
+    """What a simple method reaches on the same validation data.
+
+    unit: in which `value` is given, the same as the run's validation loss.
+    """
+
+    name: str
+    value: float
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """One optimiser step is done.
+
+    loss: over all counted targets of the step. targets: how many they were. rate: the factor on the peak rates. norm:
+    of the gradient, before clipping. seconds: since training began, without earlier sittings.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    targets: int
+    rate: float
+    norm: float
+    clipped: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """The whole validation part was measured after a step."""
+
+    step: int
+    metrics: dict[str, float]
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """A checkpoint is on disk."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """Training is over. reason: "steps", "patience" or "interrupt"."""
+
+    step: int
+    reason: str
+    best_step: int
+    best: dict[str, float]
+    seconds: float
+    clipped: int = 0
+    notes: list[str] = field(default_factory=list)

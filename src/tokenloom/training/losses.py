@@ -1,0 +1,87 @@
+"""Losses and metrics as sums over counted targets, divided once and at the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from tokenloom.models.batch import IGNORE
+
+
+@dataclass
+class Term:
+    """One term of a loss, or a metric: value = Σ sums / Σ counts.
+
+    sums: (B,) each sample's sum, with its gradient history. counts: (B,) its number of counted targets. weight: the
+    term's share in what is minimised; 0 makes it a metric.
+    """
+
+    sums: Tensor
+    counts: Tensor
+    weight: float = 1.0
+
+
+Terms = dict[str, Term]
+
+
+def cross_entropy_term(logits: Tensor, targets: Tensor) -> Term:
+    """−log softmax(logits)[target], summed over the counted targets of each sample.
+
+    logits: (B, N, vocab), targets: (B, N) int64 with `IGNORE` where nothing is asked; or (B, vocab) and (B,).
+    """
+    losses = cross_entropy(
+        logits.flatten(0, -2).float() if logits.dtype != torch.float64 else logits.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=IGNORE,
+        reduction="none",
+    )
+    return Term(losses.view(len(targets), -1).sum(1), (targets != IGNORE).view(len(targets), -1).sum(1))
+
+
+class Totals:
+    """The running sums of a term over many batches, sample by sample, in float64."""
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+        self.counts: list[Tensor] = []
+
+    def update(self, term: Term) -> None:
+        """Add a batch."""
+        self.sums.append(term.sums.detach().to("cpu", torch.float64))
+        self.counts.append(term.counts.detach().to("cpu", torch.float64))
+
+    @property
+    def samples(self) -> tuple[Tensor, Tensor]:
+        """Each sample's sum and count, in the order in which they came."""
+        return torch.cat(self.sums), torch.cat(self.counts)
+
+    @property
+    def total(self) -> float:
+        """Σ sums."""
+        return float(self.samples[0].sum())
+
+    @property
+    def count(self) -> float:
+        """Σ counts."""
+        return float(self.samples[1].sum())
+
+    @property
+    def value(self) -> float:
+        """Σ sums / Σ counts; NaN when nothing was counted."""
+        return self.total / self.count if self.count else math.nan
+
+    def interval(self) -> float:
+        """Half the width of the 95 % interval of `value`, with whole samples as the independent units:
+
+        1.96 · √(n / (n−1) · Σ (s_i − value · c_i)²) / Σ c_i (the ratio estimator; Cochran 1977, section 6.5).
+        """
+        sums, counts = self.samples
+        n = len(sums)
+        if n < 2 or not self.count:
+            return math.nan
+        off = ((sums - self.value * counts) ** 2).sum() * n / (n - 1)
+        return 1.96 * math.sqrt(float(off)) / self.count

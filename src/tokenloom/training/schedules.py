@@ -1,0 +1,25 @@
+"""Learning-rate schedules: the factor on the peak rate at each step."""
+
+from __future__ import annotations
+
+import math
+
+
+def cosine(step: int, steps: int, warmup: int) -> float:
+    """(s + 1) / warmup while s < warmup, then ½ (1 + cos π t) with t = (s − warmup) / (steps − warmup).
+
+    Source: Loshchilov & Hutter 2017, "SGDR".
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def linear(step: int, steps: int, warmup: int, decay_share: float) -> float:
+    """Warm-up as above, then 1, then linearly to zero over the last `decay_share` of all steps.
+
+    Source: Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations".
+    """
+    rising = (step + 1) / warmup if step < warmup else 1.0
+    falling = (steps - step) / max(1.0, decay_share * steps)
+    return min(rising, falling, 1.0)

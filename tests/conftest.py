@@ -1,0 +1,64 @@
+"""What every test may ask for: texts that are too large to commit, a cache of its own, one thread for torch."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tokenloom.data import recipes
+from tokenloom.data.documents import TextData
+from tokenloom.data.fetch import cached
+from tokenloom.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def lacking(reason: str) -> NoReturn:
+    """A test that cannot have its data: a failure where everything must be at hand, skipped elsewhere."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two torch threads on a busy machine can be far slower than one, and results may differ in the last bit."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tinyshakespeare() -> str:
+    """The text of tinyshakespeare: from the cache, else from the folder of shared data beside the repository."""
+    (source,) = recipes.find("tinyshakespeare").ways[0]
+    places = (cached(source), ROOT.parent / "shared" / "data" / "tinyshakespeare.txt")
+    for path in places:
+        if path.is_file():
+            raw = path.read_bytes()
+            assert hashlib.sha256(raw).hexdigest() == source.sha256, f"{path} is another text"
+            return raw.decode()
+    lacking("tinyshakespeare is neither in the cache (tokenloom data add tinyshakespeare FILE) nor in ../shared/data")
+
+
+@pytest.fixture(scope="session")
+def shakespeare() -> TextData:
+    """The built-in data set shakespeare: from the cache, else fetched."""
+    try:
+        return recipes.load("shakespeare", progress=False)
+    except UserError as error:
+        lacking(f"shakespeare could not be had: {error}")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test alone."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TOKENLOOM_CACHE", str(folder))
+    return folder

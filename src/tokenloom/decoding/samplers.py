@@ -160,7 +160,7 @@ def _pick_in_order(scores: NDArray[Any], uniforms: Sequence[float]) -> list[int]
     for mass, u in zip(sums, uniforms, strict=True):
         total = float(mass[-1])
         passed = int(mass.searchsorted(u * total, side="right"))
-        # Where u × total rounds to the total nothing passes it: take the last possible token.
+        # Where u was rounded to 1 nothing passes: take the last possible token.
         ids.append(-1 if math.isnan(total) else min(passed, int(mass.searchsorted(total))))
     return ids
 

@@ -82,6 +82,6 @@ class TextStreamer:
         """How many of the last characters may be the beginning of a stop string."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         for size in range(longest, 0, -1):
-            if any(len(stop) > size and stop.startswith(text[-size:]) for stop in self._stops):
+            if any(stop.startswith(text[-size:]) for stop in self._stops):
                 return size
         return 0

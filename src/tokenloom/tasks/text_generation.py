@@ -156,11 +156,14 @@ class TextGeneration(Task):
         self._texts = (training, validation)
         borders = self._borders(training)
         if self._tokenizer is None:
-            texts = [d.text for part in (training, validation) for d in part.documents]
-            # Characters are known from the whole text; anything that is learnt is learnt from the training part.
-            kind = "characters" if s.tokenizer == "characters" else s.tokenizer
-            learnt = texts if kind in ("characters", "auto") else [d.text for d in training.documents]
-            self._tokenizer = choose_tokenizer(learnt, kind, s.vocab, specials=(END,) if borders else ())
+            # What is learnt is learnt from the training part; only which characters there are is taken from both.
+            self._tokenizer = choose_tokenizer(
+                [document.text for document in training.documents],
+                s.tokenizer,
+                s.vocab,
+                specials=(END,) if borders else (),
+                alphabet=[document.text for document in validation.documents],
+            )
         ids, held = self.encode_documents(training), self.encode_documents(validation)
         self._settle(len(ids))
         context = self.settings.context
@@ -172,8 +175,8 @@ class TextGeneration(Task):
         }
         if self._note_context:
             extra["context"] = self._note_context
-        for note in self.tokenizer.notes:
-            extra["tokeniser note"] = note
+        if self.tokenizer.notes:
+            extra["tokeniser note"] = "; ".join(self.tokenizer.notes)
         report = TextReport.of(parts, extra)
         return Material(TextWindows(ids, context), TextWindows(held, context), report.lines(), report.as_dict())
 
@@ -269,17 +272,13 @@ class TextGeneration(Task):
         rows = torch.from_numpy(samples)
         ids, targets = rows[:, :-1], rows[:, 1:]
         end = self.tokenizer.specials.get(END)
-        real: torch.Tensor | None = ids >= 0
-        if bool(real.all()):  # type: ignore[union-attr]
-            real = None
-        else:
-            ids = ids.clamp(min=0)
-            targets = torch.where(targets >= 0, targets, IGNORE)
+        if bool((targets < 0).any()):
+            # Past the end of the text. Padding stands at the end only, where causality hides it from all that counts.
+            ids, targets = ids.clamp(min=0), targets.masked_fill(targets < 0, IGNORE)
         stream = Stream(ids=ids)
         if end is not None and bool((ids[:, 1:] == end).any()):
             stream.segments = (ids == end).cumsum(1)
             stream.positions = _restarting(stream.segments)
-        # Padding stands at the end only, where causality hides it from every token that counts.
         return Batch({"text": stream}, {"loss": targets})
 
     def loss(self, model: nn.Module, batch: Batch) -> Terms:

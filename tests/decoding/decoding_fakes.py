@@ -31,7 +31,6 @@ class TableModel:
         self.table, self.memory, self.context = log_probs, memory, context
         self.vocab = log_probs.shape[1]
         self.calls: list[tuple[int, ...]] = []
-        self.forks = 0
 
     @classmethod
     def random(cls, vocab: int, memory: int = 1, seed: int = 0, sharpness: float = 2.0) -> TableModel:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from decoding_fakes import BreakingModel, ByteStream, PieceStream, TableModel, one_by_one
+from decoding_fakes import BreakingModel, ByteStream, FakeState, PieceStream, TableModel, one_by_one
 
 from tokenloom.decoding import (
     Finished,
@@ -95,6 +95,15 @@ def test_many_samples_come_from_one_reading() -> None:
     pair = generate_all(model, [Request([1, 2, 3], 2, samples=2), Request([5], 2, seed=3, samples=2)])
     assert model.calls == [(2, 3), (4, 1)]
     assert pair[0] == alone(model, Request([1, 2, 3], 2, samples=2))
+
+
+def test_the_state_is_forked_where_all_prompts_have_as_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, forks, plain_fork = TableModel.random(11), [], FakeState.fork
+    monkeypatch.setattr(FakeState, "fork", lambda state, n: (forks.append(n), plain_fork(state, n))[1])
+    generate_all(model, [Request([1], 2, samples=3), Request([2], 2, samples=3)])
+    generate_all(model, [Request([1], 2, samples=3), Request([2], 2, samples=1)])
+    generate_all(model, [Request([1], 2), Request([2], 2)])
+    assert forks == [3]
 
 
 def test_a_sample_depends_on_seed_and_number_alone() -> None:

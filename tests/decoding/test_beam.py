@@ -197,7 +197,7 @@ def test_options_out_of_range_are_refused(options: dict[str, float], flag: str) 
 
 
 def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(UserError, match="prompt 1 is empty"):
+    with pytest.raises(UserError, match="prompt 2 is empty"):
         beam_search(TableModel.random(4), [[1], []], BeamOptions(2, 3))
 
 

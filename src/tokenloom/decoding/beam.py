@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenloom.decoding.feeding import IDS, check_budget, check_prompt, prefill, require_finite
+from tokenloom.decoding.feeding import IDS, check_budget, check_prompts, prefill, require_finite
 from tokenloom.decoding.samplers import top_k_mask, widen
 from tokenloom.errors import UserError
 from tokenloom.models.protocols import StepModel, feed_device
@@ -64,7 +64,7 @@ class BeamOptions:
         return log_prob / math.pow(length, self.alpha)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def beam_search(model: StepModel, prompts: Sequence[IDS], options: BeamOptions) -> list[list[Hypothesis]]:
     """The n best continuations of each prompt, best first (fewer where fewer are possible).
 
@@ -76,7 +76,7 @@ def beam_search(model: StepModel, prompts: Sequence[IDS], options: BeamOptions) 
 
     Raises UserError for an empty prompt or options out of range, NonFiniteLogits when the model breaks down.
     """
-    ids = [check_prompt(prompt, f"prompt {number}") for number, prompt in enumerate(prompts)]
+    ids = check_prompts(prompts)
     searches = [_Search(options) for _ in ids]
     if not ids or options.max_new_tokens == 0:
         return [[Hypothesis((), None, 0.0, 0, 0.0)] for _ in ids]

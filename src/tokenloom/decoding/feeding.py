@@ -23,6 +23,13 @@ def check_prompt(prompt: IDS, name: str) -> tuple[int, ...]:
     return ids
 
 
+def check_prompts(prompts: Sequence[IDS]) -> list[tuple[int, ...]]:
+    """All prompts as tuples; where there are several, an error counts them from 1. See `check_prompt`."""
+    if len(prompts) == 1:
+        return [check_prompt(prompts[0], "the prompt")]
+    return [check_prompt(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, start=1)]
+
+
 def check_budget(max_new_tokens: int) -> None:
     """Raises UserError for a negative number of new tokens."""
     if max_new_tokens < 0:

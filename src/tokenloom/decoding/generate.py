@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tokenloom.decoding.feeding import check_budget, check_prompt, prefill
+from tokenloom.decoding.feeding import check_budget, check_prompts, prefill
 from tokenloom.decoding.samplers import NonFiniteLogits, Sampling
 from tokenloom.decoding.streaming import TextStreamer, TokenStream, check_stops
 from tokenloom.errors import UserError
@@ -89,16 +89,20 @@ def generate(
 
     text: makes a fresh stream from ids to text for a sample (a tokenizer's `stream`); stop strings need it, and
     without it events carry no text. A sample gets the same tokens whatever else is in the batch: it shares the model's
-    work with the others, and nothing else. Finished samples leave the batch. The model should be in evaluation mode.
+    work with the others, and nothing else. Finished samples leave the batch. The model should be in evaluation mode;
+    what it computes here has no gradients and must not be kept for training (`torch.inference_mode`).
 
     Raises UserError at once for an empty prompt or a value out of range, and NonFiniteLogits on the way, with the
     number of the new token, when the model breaks down.
     """
-    samples: list[_Sample] = []
-    prompts: list[tuple[int, ...]] = []
-    for number, request in enumerate(requests):
-        prompts.append(_checked(request, number, text is not None))
-        samples += [_Sample(number, index, request, text) for index in range(request.samples)]
+    prompts = check_prompts([request.prompt for request in requests])
+    for request in requests:
+        _check(request, text is not None)
+    samples = [
+        _Sample(number, index, request, text)
+        for number, request in enumerate(requests)
+        for index in range(request.samples)
+    ]
     return _run(model, prompts, samples)
 
 
@@ -129,14 +133,13 @@ def _whole(tokens: Sequence[TokenEvent], end: Finished) -> Generation:
     )
 
 
-def _checked(request: Request, number: int, has_text: bool) -> tuple[int, ...]:
-    """The prompt of a request; raises UserError for what cannot be generated."""
+def _check(request: Request, has_text: bool) -> None:
+    """Raises UserError for what cannot be generated."""
     check_budget(request.max_new_tokens)
     if request.samples < 1:
         raise UserError(f"{request.samples} samples cannot be made: give 1 or more (--samples)")
     if check_stops(request.stop) and not has_text:
         raise ValueError("stop strings need `text`: a function that makes a stream from ids to text")
-    return check_prompt(request.prompt, "the prompt" if number == 0 else f"prompt {number + 1}")
 
 
 def sample_generator(seed: int, sample: int) -> torch.Generator:
@@ -217,7 +220,7 @@ class _Batch:
     Gradients are switched off method by method, never around a `yield`, where it would act on the caller's code.
     """
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __init__(self, model: StepModel, prompts: Sequence[tuple[int, ...]], active: Sequence[_Sample]) -> None:
         self.model = model
         self.device = feed_device(model)
@@ -253,7 +256,7 @@ class _Batch:
             groups.setdefault(sample.request.sampling, []).append(row)
         self.groups = [(sampling, rows, [active[row].generator for row in rows]) for sampling, rows in groups.items()]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def choose(self) -> tuple[list[int], list[float]]:
         """Choose the next token of each row; ids and log-probabilities on the host."""
         if len(self.groups) == 1:
@@ -275,7 +278,7 @@ class _Batch:
         in_order = [found[row] for row in range(len(found))]
         return [token for token, _ in in_order], [value for _, value in in_order]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def keep(self, rows: list[int], active: Sequence[_Sample]) -> None:
         """Drop all rows but these."""
         index = torch.tensor(rows, device=self.device)
@@ -285,7 +288,7 @@ class _Batch:
             self.seen = self.seen[index]
         self._group(active)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def feed(self) -> None:
         """Give the chosen tokens to the model."""
         log_probs, self.state = self.model.step(self.tokens, self.state)

@@ -34,7 +34,7 @@ def score(model: StepModel, prompt: IDS, continuation: IDS, *, chunk: int = 512)
     return score_pairs(model, [(prompt, continuation)], chunk=chunk)[0]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def score_pairs(
     model: StepModel, pairs: Sequence[tuple[IDS, IDS]], *, chunk: int = 512, batch: int = 32
 ) -> list[Score]:

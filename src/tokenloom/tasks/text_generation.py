@@ -29,7 +29,7 @@ from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.gpt import GPT, STYLES, GPTConfig
 from tokenloom.models.ngram import KneserNey
 from tokenloom.models.protocols import StepModel
-from tokenloom.tasks.frame.base import Material, Show, Task
+from tokenloom.tasks.frame.base import Example, Material, Show, Task
 from tokenloom.tasks.frame.flat import nearest
 from tokenloom.tasks.frame.sizes import Dial, dial
 from tokenloom.tokens.base import TextTokenizer
@@ -110,6 +110,37 @@ class TextGeneration(Task):
         "gpt": "decoder-only transformer; --style modern (rotary, RMSNorm, ReLU²) or chapter (learned, LayerNorm, GELU)"
     }
     uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions, "score": ScoreOptions}
+
+    paths: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            "batch = single",
+            "padded left = unpadded",
+            "padded right = unpadded",
+            "packed = alone",
+            "cached = uncached",
+            "fused = explicit",
+            "accumulated = whole",
+            "resumed = straight",
+            "compiled = eager",
+            "saved = loaded",
+            "streamed = whole",
+        ),
+        "",
+    )
+
+    @classmethod
+    def examples(cls, folder: Path) -> Mapping[str, Example]:
+        text = folder / "rhyme.txt"
+        text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12, "utf-8")
+        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4}
+        return {
+            "modern": Example(str(text), tiny),
+            "chapter": Example(str(text), {**tiny, "style": "chapter"}),
+            "window": Example(str(text), {**tiny, "window": 8, "kv_heads": 1}),
+        }
+
+    def decoder(self, batch: Batch) -> StepModel:
+        return _steps(self.model)
 
     def __init__(self, settings: TextGenerationSettings | None = None) -> None:
         super().__init__(settings)

@@ -20,6 +20,7 @@ from torch import nn
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
+from tokenloom.models.protocols import StepModel
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate
@@ -39,12 +40,21 @@ class Material:
     report: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Example:
+    """Data and settings, by flat name, of a tiny training."""
+
+    data: str | None
+    settings: dict[str, Any]
+
+
 class Task(ABC):
     """What every task must say, and what all of them share.
 
     A subclass sets `name`, `summary`, `Settings` (a frozen dataclass whose fields carry help texts, see
     `tokenloom.training.settings.option`), `models` (a line on each model that it can train), and `uses`: for each verb
-    (`generate`, `predict`, …) the dataclass of its options. It fills in the abstract methods; the rest has defaults.
+    (`generate`, `predict`, …) the dataclass of its options; and `paths`: for each path of the equality kit, "" when it has
+    it, else the reason why not; `decoded` names the stream that generation grows. It fills in the abstract methods; the rest has defaults.
 
     After training or loading, `model` is the trained model and `source` the data it came from. A task that learns a
     tokeniser from the data keeps it as an attribute, and writes and reads it in `save_parts` and `load_parts`.
@@ -87,6 +97,23 @@ class Task(ABC):
 
         The counts of a term of weight above 0 must be those of the batch's targets of the same name.
         """
+
+    # How a task is held against itself: see "One truth, many paths" in ARCHITECTURE.md.
+
+    paths: ClassVar[Mapping[str, str]] = {}
+    decoded: ClassVar[str] = "text"
+
+    @classmethod
+    @abstractmethod
+    def examples(cls, folder: Path) -> Mapping[str, Example]:
+        """Tiny trainings of a second or so, by name, one for each kind of model that the task can build.
+
+        folder: where data files may be written. The equality kit runs over them.
+        """
+
+    def decoder(self, batch: Batch) -> StepModel:
+        """The model as something that is fed step by step, for the rows of a batch; the stream `decoded` is fed."""
+        raise UserError(f"a {self.name} model does not generate step by step")
 
     # What a task may say.
 

@@ -1,0 +1,325 @@
+"""The equality kit: two paths that should agree, for every registered task and every kind of model it builds.
+
+A task declares in `paths` which of them it has; a path that does not apply needs a reason; declaring none fails. The
+measured differences are printed as a table (pytest -s tests/test_equality.py, or at the end of any failing run).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tokenloom
+from tokenloom.data.samples import generator_for
+from tokenloom.drawing.tables import plain_table
+from tokenloom.models.batch import IGNORE, Batch, Stream
+from tokenloom.nn.taps import Taps
+from tokenloom.tasks.frame.base import Example, Task
+from tokenloom.tasks.frame.fitting import begin
+from tokenloom.tasks.frame.registry import find_task, task_names
+from tokenloom.training.batches import Batches, Moment
+from tokenloom.training.events import Finished
+from tokenloom.training.loop import Trainer
+from tokenloom.training.settings import TrainingSettings
+
+STEPS = 4
+ROWS = 5
+
+
+@dataclass
+class Subject:
+    """A tiny trained task in float64, a validation batch of it, and how it came about."""
+
+    name: str
+    task: Task
+    example: Example
+    samples: Any
+    keys: Any
+    training: Any
+    settings: TrainingSettings
+    folder: Path
+
+    @property
+    def model(self) -> Any:
+        return self.task.model
+
+    def batch(self, rows: slice = slice(None)) -> Batch:
+        keys = self.keys[rows]
+        return self.task.collate(self.samples.take(keys), Moment(0, -1, keys))
+
+    @torch.no_grad()
+    def sums(self, batch: Batch) -> Tensor:
+        """What each sample adds to the loss: (B,)."""
+        return self.task.loss(self.model, batch)["loss"].sums
+
+
+def _subject(name: str, task_name: str, example: Example, folder: Path) -> Subject:
+    settings = {"steps": STEPS, "threads": 1, "out": folder / "run", **example.settings}
+    fitting = begin(example.data, task=task_name, **settings)
+    for _ in fitting:
+        pass
+    material = fitting.task.prepare(example.data)
+    fitting.task.model.double().eval()
+    keys = material.validation.all()[:ROWS]
+    return Subject(name, fitting.task, example, material.validation, keys, material.training, fitting.training, folder)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference; what is not a number counts as infinite."""
+    assert a.shape == b.shape, f"{tuple(a.shape)} against {tuple(b.shape)}"
+    return float((a - b).abs().nan_to_num(nan=float("inf")).max())
+
+
+# The paths.
+
+
+def batch_single(s: Subject) -> float:
+    singles = [s.sums(s.batch(slice(row, row + 1))) for row in range(len(s.keys))]
+    return apart(s.sums(s.batch()), torch.cat(singles))
+
+
+def _padded(batch: Batch, extra: int, left: bool) -> Batch:
+    """The batch with rows lengthened by tokens that only pad, whose contents are as misleading as can be."""
+    streams = {}
+    for name, stream in batch.streams.items():
+        B, N = stream.shape
+        real = torch.ones(B, N, dtype=torch.bool) if stream.real is None else stream.real
+        positions = stream.positions_or_count().expand(B, N)
+        tokens = stream.tokens
+        junk = tokens[:, torch.randint(N, (extra,), generator=torch.Generator().manual_seed(1))]
+
+        def join(middle: Tensor, end: Tensor) -> Tensor:
+            return torch.cat((end, middle) if left else (middle, end), dim=1)
+
+        more = {
+            "real": join(real, torch.zeros(B, extra, dtype=torch.bool)),
+            "positions": join(positions, torch.zeros(B, extra, dtype=torch.int64)),
+        }
+        if stream.segments is not None:
+            more["segments"] = join(stream.segments, stream.segments[:, :1].expand(B, extra))
+        kind = "ids" if stream.ids is not None else "features"
+        streams[name] = Stream(**{kind: join(tokens, junk)}, **more)
+    targets = {}
+    for name, target in batch.targets.items():
+        if target.dim() == 1:
+            targets[name] = target
+            continue
+        nothing = torch.full((len(target), extra), IGNORE)
+        targets[name] = torch.cat((nothing, target) if left else (target, nothing), dim=1)
+    return Batch(streams, targets)
+
+
+def padded_left(s: Subject) -> float:
+    return apart(s.sums(s.batch()), s.sums(_padded(s.batch(), 3, left=True)))
+
+
+def padded_right(s: Subject) -> float:
+    return apart(s.sums(s.batch()), s.sums(_padded(s.batch(), 3, left=False)))
+
+
+def packed_alone(s: Subject) -> float:
+    """All rows one after the other in a single row, kept apart by segments and positions."""
+    batch = s.batch()
+    name = s.task.decoded
+    B, N = batch[name].shape
+    stream = Stream(
+        ids=batch[name].tokens.reshape(1, B * N),
+        positions=batch[name].positions_or_count().expand(B, N).reshape(1, B * N),
+        segments=torch.arange(B).repeat_interleave(N)[None],
+    )
+    targets = {key: target.reshape(1, B * N) for key, target in batch.targets.items()}
+    return apart(s.sums(batch).sum(), s.sums(Batch({name: stream}, targets)).sum())
+
+
+@torch.no_grad()
+def cached_uncached(s: Subject) -> float:
+    """Fed token by token, and in chunks, against one pass."""
+    batch = s.batch()
+    ids = batch[s.task.decoded].tokens
+    whole = s.model(batch).log_softmax(-1)
+    worst = 0.0
+    for cut in (1, 3):
+        model = s.task.decoder(batch)
+        state = model.start(len(ids))
+        parts = []
+        for start in range(0, ids.shape[1], cut):
+            log_probs, state = model.step(ids[:, start : start + cut], state)
+            parts.append(log_probs)
+        worst = max(worst, apart(torch.cat(parts, dim=1), whole))
+    return worst
+
+
+def fused_explicit(s: Subject) -> float:
+    """Outputs, and the gradient of every parameter."""
+    results = []
+    for taps in (None, Taps(["*.pattern"])):
+        s.model.zero_grad()
+        outputs = s.model(s.batch(), taps=taps)
+        outputs.square().mean().backward()
+        results.append([outputs.detach(), *(p.grad.clone() for p in s.model.parameters() if p.grad is not None)])
+        assert taps is None or taps.values, "no attention was tapped"
+    s.model.zero_grad()
+    return max(apart(a, b) for a, b in zip(*results, strict=True))
+
+
+def accumulated_whole(s: Subject) -> float:
+    """Weights after two steps, with the batch in one piece and in three; no dropout, and AdamW alone."""
+    weights = []
+    for pieces in (1, 3):
+        optimizer = replace(s.settings.optimizer, optimizer="adamw")
+        settings = replace(s.settings, accumulate=pieces, optimizer=optimizer)
+        model = copy.deepcopy(s.model).train()
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        batches = Batches(s.training, s.task.collate, batch=4, seed=3, accumulate=pieces)
+        trainer = Trainer(s.task, model, settings, batches)
+        for step in range(2):
+            trainer.step(step, 10)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return apart(*weights)
+
+
+def resumed_straight(s: Subject) -> float:
+    """Weights of a run that was stopped half-way and resumed, against one that was not: bit for bit."""
+    weights = []
+    for name, stop_at in (("straight", None), ("stopped", 2)):
+        steps = 0
+
+        def stop(at: int | None = stop_at) -> bool:
+            return at is not None and steps >= at
+
+        out = s.folder / name
+        arguments: dict[str, Any] = {**s.example.settings, "steps": STEPS, "threads": 1, "dropout": 0.1}
+        fitting = begin(s.example.data, task=s.task.name, out=out, stop=stop, **_known(s.task, arguments))
+        for event in fitting:
+            steps += type(event).__name__ == "Stepped"
+        if stop_at is not None:
+            assert isinstance(event, Finished)
+            assert event.reason == "interrupt"
+            fitting = begin(None, out=out, resume=True)
+            for _ in fitting:
+                pass
+        tensors = [p.detach().flatten().double() for p in tokenloom.load(out).model.parameters()]
+        weights.append(torch.cat(tensors))
+    return apart(*weights)
+
+
+def _known(task: Task, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Without dropout where a task has no such setting."""
+    if "dropout" in {f for f in task.Settings.__dataclass_fields__}:
+        return arguments
+    return {k: v for k, v in arguments.items() if k != "dropout"}
+
+
+def compiled_eager(s: Subject) -> float:
+    compiled = torch.compile(s.model)
+    with torch.no_grad():
+        return apart(s.task.loss(compiled, s.batch())["loss"].sums, s.sums(s.batch()))
+
+
+def saved_loaded(s: Subject) -> float:
+    """The loaded run measures what the run itself measured when it was saved, digit for digit."""
+    best = [row for row in _metrics(s.folder / "run") if "validation_loss" in row]
+    loaded = tokenloom.load(s.folder / "run").evaluate()
+    return abs(loaded["loss"] - min(row["validation_loss"] for row in best))
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    from tokenloom.tasks.frame.runs import RunFolder
+
+    return RunFolder(run).read_metrics()
+
+
+def streamed_whole(s: Subject) -> float:
+    """The pieces of a streamed generation, joined, are the text that comes as a whole: 0 or 1."""
+    task: Any = s.task
+    options = {"max_new_tokens": 40, "seed": int(generator_for(1).integers(100))}
+    return float("".join(task.stream("One", **options)) != task.generate("One", **options))
+
+
+PATHS: dict[str, tuple[Callable[[Subject], float], float]] = {
+    "batch = single": (batch_single, 1e-10),
+    "padded left = unpadded": (padded_left, 1e-10),
+    "padded right = unpadded": (padded_right, 1e-10),
+    "packed = alone": (packed_alone, 1e-10),
+    "cached = uncached": (cached_uncached, 1e-10),
+    "fused = explicit": (fused_explicit, 1e-10),
+    "accumulated = whole": (accumulated_whole, 1e-10),
+    "resumed = straight": (resumed_straight, 0.0),
+    "compiled = eager": (compiled_eager, 1e-10),
+    "saved = loaded": (saved_loaded, 0.0),
+    "streamed = whole": (streamed_whole, 0.0),
+}
+
+TABLE: list[list[object]] = []
+
+
+def subjects() -> list[tuple[str, str]]:
+    """(task, example) for everything that is registered."""
+    import tempfile
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in task_names():
+            found += [(name, example) for example in find_task(name).examples(Path(folder))]
+    return found
+
+
+@pytest.fixture(scope="module", params=subjects(), ids=lambda param: "/".join(param))
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    task, example = request.param
+    folder = tmp_path_factory.mktemp("kit")
+    return _subject(f"{task}/{example}", task, find_task(task).examples(folder)[example], folder)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_agree(subject: Subject, path: str) -> None:
+    """Each path that a task says it has holds; one that it does not have has a reason."""
+    declared = subject.task.paths
+    assert path in declared, f"{subject.task.name} does not say whether it has the path {path!r}"
+    if declared[path]:
+        TABLE.append([subject.name, path, f"does not apply: {declared[path]}"])
+        return
+    compare, bound = PATHS[path]
+    difference = compare(subject)
+    TABLE.append([subject.name, path, f"{difference:.1e}"])
+    assert difference <= bound, f"{subject.name}: {path} differs by {difference:.3g}"
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_no_task_declares_a_path_that_the_kit_does_not_know(name: str) -> None:
+    unknown = set(find_task(name).paths) - set(PATHS)
+    assert not unknown
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _print_table() -> Any:
+    yield
+    rows: dict[object, dict[object, object]] = {}
+    for name, path, value in TABLE:
+        rows.setdefault(path, {})[name] = value
+    names = sorted({str(row[0]) for row in TABLE})
+    print("\n" + plain_table([[p, *(cells.get(n) for n in names)] for p, cells in rows.items()], ["path", *names]))
+
+
+def test_a_broken_path_is_noticed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit itself can fail: a model that looks at padding does not pass."""
+    monkeypatch.setattr(type(subject.task), "collate", _looking_at_neighbours(type(subject.task).collate))
+    assert batch_single(subject) > 1e-6
+
+
+def _looking_at_neighbours(collate: Callable[..., Batch]) -> Callable[..., Batch]:
+    def wrong(self: Task, samples: Any, moment: Moment) -> Batch:
+        batch = collate(self, samples, moment)
+        for stream in batch.streams.values():
+            if stream.ids is not None and len(stream.ids) > 1:
+                stream.ids = stream.ids.roll(1, 0)
+        return batch
+
+    return wrong

@@ -165,7 +165,7 @@ def make_plan(
     if settings.minutes is not None:
         # A little is kept back for evaluations and for saving.
         steps = max(1, int(settings.minutes * 60 * 0.94 / seconds))
-        settings = replace(settings, steps=steps)
+        settings = replace(settings, steps=steps, minutes=None)
     steps = settings.steps or 1
     if settings.evaluate_every is None:
         settings = replace(settings, evaluate_every=max(1, -(-steps // 10)))

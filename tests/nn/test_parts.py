@@ -1,0 +1,93 @@
+"""Norms and MLPs against their formulas, and the names by which a config asks for them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tokenloom.nn.parts import MLP, GatedMLP, count_parameters, make_mlp, make_norm
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+FORMULAS = {
+    "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
+    "gelu-tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+    "silu": lambda x: x / (1 + math.exp(-x)),
+}
+
+
+def elementwise(name, X):
+    return torch.tensor([FORMULAS[name](x) for x in X.flatten().tolist()], dtype=X.dtype).view(X.shape)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_mlps_are_their_formulas(activation, bias):
+    X = draw(2, 3, 4)
+    plain = make_mlp({"kind": "plain", "activation": activation, "hidden": 7, "bias": bias}, 4).double()
+    assert isinstance(plain, MLP)
+    expected = plain.W_out(elementwise(activation, plain.W_in(X)))
+    torch.testing.assert_close(plain(X), expected)
+    gated = make_mlp({"kind": "gated", "activation": activation, "hidden": 7, "bias": bias}, 4).double()
+    assert isinstance(gated, GatedMLP)
+    expected = gated.W_out(elementwise(activation, gated.W_gate(X)) * gated.W_in(X))
+    torch.testing.assert_close(gated(X), expected)
+    assert all((m.bias is not None) == bias for m in (*plain.children(), *gated.children()))
+
+
+def test_sizes_unless_given():
+    plain, gated = make_mlp({"kind": "plain"}, 48), make_mlp({"kind": "gated"}, 48)
+    assert plain.W_in.weight.shape == (192, 48)
+    assert gated.W_in.weight.shape == gated.W_gate.weight.shape == (128, 48)
+    assert count_parameters(gated) == plain.W_in.weight.numel() + plain.W_out.weight.numel() == 2 * 4 * 48 * 48
+    assert make_mlp({"kind": "gated"}, 100).W_in.weight.shape == (272, 100)  # 266.7 rounded up to a multiple of 8
+
+
+def test_norms_are_their_formulas():
+    X, scale = 3 * draw(2, 3, 8) + 1, draw(8, seed=1)
+    rms = X / (X.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    centred = X - X.mean(-1, keepdim=True)
+    layer = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    for kind, expected in (("layer", layer * scale), ("rms", rms * scale), ("rms-plain", rms)):
+        norm = make_norm(kind, 8).double()
+        for parameter in (norm.weight,) if kind != "rms-plain" else ():
+            parameter.data.copy_(scale)
+        torch.testing.assert_close(norm(X), expected)
+    assert count_parameters(make_norm("rms-plain", 8)) == 0
+
+
+def test_refusals():
+    for bad, message in (
+        ({"kind": "dense"}, "no MLP 'dense': there are plain, gated"),
+        ({}, "no MLP None"),
+        (
+            {"kind": "plain", "activation": "gellu"},
+            "no activation 'gellu': there are gelu, gelu-tanh, relu, relu2, silu",
+        ),
+        ({"kind": "gated", "hiden": 3}, r"MLP 'gated' does not take \['hiden'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_mlp(bad, 8)
+    with pytest.raises(ValueError, match="no norm 'batch': there are layer, rms, rms-plain"):
+        make_norm("batch", 8)
+
+
+def test_make_mlp_leaves_the_config_alone():
+    spec = {"kind": "plain", "hidden": 5}
+    make_mlp(spec, 4)
+    assert spec == {"kind": "plain", "hidden": 5}
+
+
+def test_shared_parameters_count_once():
+    first, second = nn.Linear(3, 5), nn.Linear(3, 5)
+    second.weight = first.weight
+    second.bias.requires_grad_(False)
+    model = nn.Sequential(first, second)
+    assert count_parameters(model) == 15 + 5 + 5
+    assert count_parameters(model, trained_only=True) == 15 + 5

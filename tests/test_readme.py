@@ -1,0 +1,51 @@
+"""The README tells the truth: the commands of its tour are run, word for word, and so is its Python."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tokenloom.cli.main import main
+
+README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+
+
+def block(mark: str) -> str:
+    """The code block under a marker."""
+    found = re.search(rf"<!-- {mark} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found, f"the README has no block marked {mark}"
+    return found[1]
+
+
+def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in block("tour").splitlines() if line and not line.startswith("#")]
+    assert len(lines) >= 6
+    printed = {}
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "tokenloom"
+        assert main(words) == 0, f"{line}: {capsys.readouterr().err}"
+        printed[line] = capsys.readouterr().out
+    for line, text in printed.items():
+        assert text.strip(), f"{line} prints nothing"
+    generated = next(text for line, text in printed.items() if "--seed 3" in line)
+    assert generated.startswith("The following ")
+    assert len(generated.rstrip("\n")) > 150
+    assert (tmp_path / "runs/docs/model.safetensors").is_file()
+    assert not (tmp_path / "runs/python-docs").exists(), "a dry run writes nothing"
+
+
+def test_the_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block("python"), "README.md", "exec"), {})
+    assert (tmp_path / "runs/from-python/config.json").is_file()
+
+
+def test_the_two_commands_stand_alone() -> None:
+    """Each is one line that makes its own environment."""
+    for name in ("command: main", "command: test"):
+        lines = block(name).strip().splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")

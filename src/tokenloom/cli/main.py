@@ -124,18 +124,22 @@ def _info_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
 
 
 def _with_options(function: Callable[..., Any], common: Sequence[Any], classes: Sequence[type]) -> Callable[..., Any]:
-    """Give a function that takes **given one keyword parameter for every option; only those given reach it."""
+    """Give a function that takes **given one parameter for every option; only those given reach it, by name."""
     from tokenloom.cli.options import parameters
 
     signature = inspect.signature(function, eval_str=True, globals=globals())
     kept = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     added = [*common, *(p for cls in classes for p in parameters(cls))]
 
+    positional = [p for p in (*kept, *added) if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    own = sum(p in kept for p in positional)
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **{k: v for k, v in kwargs.items() if v is not None})
+        named = {p.name: value for p, value in zip(positional[own:], args[own:], strict=False)} | kwargs
+        return function(*args[:own], **{k: v for k, v in named.items() if v is not None})
 
     call.__doc__, call.__name__ = function.__doc__, function.__name__
-    call.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature(sorted((*kept, *added), key=lambda p: p.kind))  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in (*kept, *added)}
     return call
 

@@ -18,7 +18,7 @@ DEFAULT_TASK = "text-generation"
 
 
 def parameters(cls: type) -> Iterator[inspect.Parameter]:
-    """One keyword parameter a setting; None stands for "not given"."""
+    """One parameter a setting, with a flag unless it is positional; None stands for "not given"."""
     from tokenloom.tasks.frame.flat import options
 
     for option in options(cls):
@@ -26,7 +26,8 @@ def parameters(cls: type) -> Iterator[inspect.Parameter]:
         negative = None if option.type in (bool, bool | None) else ""
         info = Parameter(help=option.help + shown, show_default=False, negative=negative)
         annotation: Any = Annotated.__class_getitem__((option.type | None, info))  # type: ignore[attr-defined]
-        yield inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        kind = inspect.Parameter.POSITIONAL_ONLY if option.positional else inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(option.name, kind, default=None, annotation=annotation)
 
 
 def _shown(value: Any) -> str:

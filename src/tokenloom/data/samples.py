@@ -6,7 +6,9 @@ epoch), so a process that knows the step knows which samples to read, and reads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,10 +37,52 @@ class Samples(Protocol):
         """The samples with these keys, in the form that the task's `collate` wants."""
         ...
 
+    def fingerprint(self) -> str:
+        """A hash of all that the samples hold: training is only resumed with the very data it began with."""
+        ...
+
 
 def generator_for(*numbers: int) -> np.random.Generator:
-    """A random generator that is a pure function of some numbers: (seed, epoch), (seed, step, sample), …"""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([n & 0xFFFFFFFFFFFFFFFF for n in numbers])))
+    """A random generator that is a pure function of some numbers: (seed, epoch), (seed, step, sample), …
+
+    Different numbers, and different counts of numbers, give independent generators.
+    """
+    # A list of numbers would not do: SeedSequence fills it up with zeros, and (1, 2) would be (1, 2, 0).
+    packed = b"".join((n & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little") for n in numbers) + b"\1"
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(packed, "little"))))
+
+
+def fingerprint_of(value: Any) -> str:
+    """A hash of what a value holds: texts, bytes, numbers, arrays and tensors, and lists, tuples, mappings and
+    dataclasses of these. Raises TypeError for anything else."""
+    digest = hashlib.sha256()
+    _feed(digest, value)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, list | tuple):
+        digest.update(f"[{len(value)}]".encode())
+        for part in value:
+            _feed(digest, part)
+        return
+    if isinstance(value, bytes):
+        kind, raw = "bytes", value
+    elif hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError("an array of objects has no content that can be hashed")
+        kind, raw = f"{array.dtype.str}{array.shape}", array.tobytes()
+    elif value is None or isinstance(value, str | int | float):
+        kind, raw = type(value).__name__, repr(value).encode()
+    else:
+        raise TypeError(f"no way to hash the content of a {type(value).__name__}: give these samples a fingerprint()")
+    # Kind and length keep ("ab", "c") apart from ("a", "bc"), and 1 from "1".
+    digest.update(f"{kind}:{len(raw)}:".encode() + raw)
 
 
 @dataclass(frozen=True)
@@ -58,6 +102,10 @@ class ListSamples:
 
     def take(self, keys: Keys) -> list[Any]:
         return [self.items[int(key)] for key in keys]
+
+    def fingerprint(self) -> str:
+        """See `Samples`. Items of a kind that `fingerprint_of` does not know need a subclass with its own."""
+        return fingerprint_of(list(self.items))
 
 
 @dataclass(frozen=True)
@@ -96,3 +144,6 @@ class TextWindows:
         if int(keys.max(initial=0)) + self.context > last:
             taken[index > last] = -1
         return taken
+
+    def fingerprint(self) -> str:
+        return fingerprint_of((self.context, self.ids))

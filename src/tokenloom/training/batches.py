@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenloom.data.samples import Keys, Samples, generator_for
+from tokenloom.data.samples import Keys, Samples, fingerprint_of, generator_for
 from tokenloom.models.batch import Batch
 
 
@@ -38,14 +37,22 @@ class Moment:
 
 Collate = Callable[[Any, Moment], Batch]
 
+# A step's micro-batches. `Batches` is one; training takes any other way of making them too.
+BatchSource = Callable[[int], list[Batch]]
+
 
 class Batches:
     """Training batches by step. Call it with a step for that step's micro-batches.
 
     An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly.
+
+    batch: samples a step. accumulate: micro-batches a step; a batch of fewer samples gives one for each. Raises
+    ValueError when there are no samples.
     """
 
     def __init__(self, samples: Samples, collate: Collate, *, batch: int, seed: int, accumulate: int = 1) -> None:
+        if min(len(samples), batch, accumulate) < 1:
+            raise ValueError(f"no batches from {len(samples)} samples, {batch} a step in {accumulate} micro-batches")
         self.samples, self.collate = samples, collate
         self.batch, self.seed, self.accumulate = batch, seed, accumulate
         self.steps_per_epoch = -(-len(samples) // batch)
@@ -62,9 +69,20 @@ class Batches:
         return [self.collate(self.samples.take(part), Moment(self.seed, step, part)) for part in parts]
 
     def fingerprint(self) -> str:
-        """A hash of the first epoch's plan: changed data or settings change it."""
-        plan = self._order(0)
-        return hashlib.sha256(plan.tobytes() + f"{len(plan)}/{self.batch}/{self.seed}".encode()).hexdigest()
+        """A hash of the samples and of the plan by which steps take them, which batch and seed decide.
+
+        How a batch is cut into micro-batches makes no difference to it.
+        """
+        return fingerprint_of((self.samples.fingerprint(), self._order(0), self.batch, self.seed))
+
+
+def count_targets(micro: Iterable[Batch]) -> dict[str, int]:
+    """How many targets count in a whole step, for each loss term."""
+    counts: dict[str, int] = {}
+    for batch in micro:
+        for name, count in batch.counts().items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
 
 
 def evaluation_batches(samples: Samples, collate: Collate, batch: int) -> Iterator[Batch]:

@@ -1,8 +1,8 @@
 """Checkpoints: all-or-nothing, without pickle, refused by name when cut or altered.
 
 A checkpoint is a folder `step-00000500` with `model.safetensors`, `optimizer.safetensors` and `state.json`, which
-lists the sha256 of the others. It is written beside its place under another name, synced, and renamed: a kill at any
-instant leaves either the whole folder or none.
+lists the sha256 of the others and of itself. It is written under a hidden name, synced, and renamed into its place: a
+kill at any instant leaves either the whole folder or none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _sync(path: Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file's content in one instant: write beside it, sync, rename."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.part")
     with beside.open("wb") as file:
         file.write(data)
         file.flush()
@@ -64,7 +64,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """The model's weights as one safetensors file, atomically."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.part")
     save_file(model_tensors(model), beside)
     _sync(beside)
     beside.replace(path)
@@ -102,62 +102,95 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last `keep`, and the best."""
+    """The checkpoints of one run: the last `keep`, and the best.
+
+    Hidden folders hold what is half-written (`.step-….part`), or what is just being replaced (`.step-….old`).
+    """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
 
     def save(self, step: int, model: nn.Module, optimizer: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Write the checkpoint of a step, then remove those that are neither recent nor best."""
+        """Write the checkpoint of a step, then remove those that are neither recent nor best.
+
+        `state["best_step"]`, if there is one, is the step of the best. Checkpoints of later steps, left over from
+        before training went back to an earlier one, are removed.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        final = self.folder / f"step-{step:08d}"
-        beside = self.folder / f".{final.name}.{os.getpid()}.part"
+        self._put_back()
+        final = self.path(step)
+        beside, old = self._hidden(final, "part"), self._hidden(final, "old")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         files = {"model.safetensors": model_tensors(model), "optimizer.safetensors": optimizer}
         for name, tensors in files.items():
             save_file(tensors, beside / name)
             _sync(beside / name)
-        hashes = {name: sha256(beside / name) for name in files}
-        write_json(beside / STATE, {**state, "step": step, "sha256": hashes})
+        described = {**state, "step": step, "sha256": {name: sha256(beside / name) for name in files}}
+        write_json(beside / STATE, {**described, "own_sha256": _state_hash(described)})
         if final.exists():
-            shutil.rmtree(final)
+            final.replace(old)
         beside.replace(final)
         _sync(self.folder)
-        self._tidy(state.get("best_step"))
+        self._tidy(step, state.get("best_step"))
         return final
 
-    def _tidy(self, best_step: int | None) -> None:
-        for left in self.folder.glob(".step-*.part"):
-            shutil.rmtree(left, ignore_errors=True)
+    def _hidden(self, path: Path, kind: str) -> Path:
+        return path.with_name(f".{path.name}.{kind}")
+
+    def _put_back(self) -> None:
+        """Undo a replacement that a kill cut short."""
+        for old in self.folder.glob(".step-*.old"):
+            final = old.with_name(old.name[1 : -len(".old")])
+            if not final.exists():
+                old.replace(final)
+
+    def _tidy(self, newest: int, best_step: int | None) -> None:
         steps = self.steps()
-        for step in steps[: -self.keep]:
-            if step != best_step:
-                shutil.rmtree(self.path(step))
+        recent = [step for step in steps if step <= newest][-self.keep :]
+        for step in steps:
+            if step not in recent and step != best_step:
+                # Renamed first, so that a kill leaves no half of a checkpoint under its name.
+                path = self.path(step)
+                path.replace(self._hidden(path, "part"))
+        for kind in ("part", "old"):
+            for left in self.folder.glob(f".step-*.{kind}"):
+                shutil.rmtree(left)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a whole checkpoint, in order."""
-        return sorted(int(p.name[5:]) for p in self.folder.glob("step-*") if (p / STATE).is_file())
+        """The steps that have a checkpoint, in order."""
+        return sorted(int(path.name[5:]) for path in self.folder.glob("step-*") if path.name[5:].isdecimal())
 
     def read(self, step: int) -> tuple[dict[str, Any], Path]:
-        """The state of a checkpoint, after its files have been held against their hashes."""
+        """The state of a checkpoint, after its files have been held against their hashes.
+
+        Raises UserError naming the first file that is missing, cut or altered.
+        """
         folder = self.path(step)
+        file = folder / STATE
         try:
-            state: dict[str, Any] = json.loads((folder / STATE).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder / STATE}: damaged ({error})") from error
-        for name, expected in state["sha256"].items():
+            state: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            own, hashes = state.pop("own_sha256"), state["sha256"].items()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{file}: damaged ({type(error).__name__}: {error})") from error
+        if own != _state_hash(state):
+            raise UserError(f"{file}: altered since it was saved; an earlier checkpoint may be whole")
+        for name, expected in hashes:
             path = folder / name
             if not path.is_file() or sha256(path) != expected:
                 raise UserError(f"{path}: cut or altered since it was saved; an earlier checkpoint may be whole")
         return state, folder
 
     def newest_whole(self) -> tuple[dict[str, Any], Path, list[str]]:
-        """The newest checkpoint that is whole, and one line for each newer one that is not."""
+        """The newest checkpoint that is whole, and one line for each newer one that is not.
+
+        Raises UserError when there is none.
+        """
+        self._put_back()
         damaged: list[str] = []
         for step in reversed(self.steps()):
             try:
@@ -166,7 +199,13 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             return state, folder, damaged
-        raise UserError(damaged[0] if damaged else f"{self.folder}: holds no checkpoint to resume from")
+        raise UserError(
+            damaged[0] if damaged else f"{self.folder}: holds no checkpoint to go on from; --overwrite starts anew"
+        )
+
+
+def _state_hash(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:

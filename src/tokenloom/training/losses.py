@@ -31,33 +31,36 @@ Terms = dict[str, Term]
 def cross_entropy_term(logits: Tensor, targets: Tensor) -> Term:
     """−log softmax(logits)[target], summed over the counted targets of each sample.
 
-    logits: (B, N, vocab), targets: (B, N) int64 with `IGNORE` where nothing is asked; or (B, vocab) and (B,).
+    logits: (B, N, vocab), targets: (B, N) int64 with `IGNORE` where nothing is asked; or (B, vocab) and (B,); or
+    (B, N, Q, vocab) and (B, N, Q).
     """
-    losses = cross_entropy(
-        logits.flatten(0, -2).float() if logits.dtype != torch.float64 else logits.flatten(0, -2),
-        targets.flatten(),
-        ignore_index=IGNORE,
-        reduction="none",
-    )
-    return Term(losses.view(len(targets), -1).sum(1), (targets != IGNORE).view(len(targets), -1).sum(1))
+    rows = logits.flatten(0, -2)
+    if rows.dtype != torch.float64:
+        rows = rows.float()  # half precision would round the sum
+    losses = cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none")
+    B = len(targets)
+    return Term(losses.reshape(B, -1).sum(1), (targets != IGNORE).reshape(B, -1).sum(1))
 
 
 class Totals:
-    """The running sums of a term over many batches, sample by sample, in float64."""
+    """The running sums of a term over many batches, sample by sample, in float64. weight: the term's."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
         self.sums: list[Tensor] = []
         self.counts: list[Tensor] = []
 
     def update(self, term: Term) -> None:
         """Add a batch."""
-        self.sums.append(term.sums.detach().to("cpu", torch.float64))
-        self.counts.append(term.counts.detach().to("cpu", torch.float64))
+        # First to the CPU, then wider: not every device has float64.
+        self.sums.append(term.sums.detach().cpu().double())
+        self.counts.append(term.counts.detach().cpu().double())
 
     @property
     def samples(self) -> tuple[Tensor, Tensor]:
         """Each sample's sum and count, in the order in which they came."""
-        return torch.cat(self.sums), torch.cat(self.counts)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return torch.cat([nothing, *self.sums]), torch.cat([nothing, *self.counts])
 
     @property
     def total(self) -> float:
@@ -75,9 +78,10 @@ class Totals:
         return self.total / self.count if self.count else math.nan
 
     def interval(self) -> float:
-        """Half the width of the 95 % interval of `value`, with whole samples as the independent units:
+        """Half the width of the 95 % interval of `value`, with the n samples as the independent units:
 
-        1.96 · √(n / (n−1) · Σ (s_i − value · c_i)²) / Σ c_i (the ratio estimator; Cochran 1977, section 6.5).
+        1.96 · √(n / (n−1) · Σ (s_i − value · c_i)²) / Σ c_i (the ratio estimator; Cochran 1977, section 6.5). NaN for
+        fewer than two samples. Samples that depend on each other make it too narrow.
         """
         sums, counts = self.samples
         n = len(sums)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,43 +30,52 @@ def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch
     """The optimisers of a model. Each group remembers its peak rate under "peak".
 
     Muon: Jordan et al. 2024, here as torch has it (five Newton–Schulz steps in bfloat16, Nesterov momentum 0.95);
-    AdamW: Loshchilov & Hutter 2019, fused. Raises ValueError if a parameter stands in no group or in two.
+    AdamW: Loshchilov & Hutter 2019, fused. Raises ValueError for settings that lack a rate (see
+    `TrainingSettings.filled`), and if a parameter stands in no group or in two.
     """
     matrices = hidden_matrices(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decay = settings.weight_decay or 0.0
-    muon = [name for name in named if name in matrices] if settings.optimizer == "muon" else []
-    rest = [name for name in named if name not in set(muon)]
-    decayed = [name for name in rest if settings.decay == "all" or name in matrices]
-    plain = [name for name in rest if name not in set(decayed)]
-    _check_partition(named, muon, decayed, plain)
-
-    def tensors(names: list[str]) -> list[Tensor]:
-        return [named[name] for name in names]
-
+    muon = [p for name, p in named.items() if name in matrices and settings.optimizer == "muon"]
+    adamw: dict[float, list[Tensor]] = {}
+    for name, p in named.items():
+        if name in matrices and settings.optimizer == "muon":
+            continue
+        decays = settings.decay == "all" or name in matrices
+        adamw.setdefault(decay if decays else 0.0, []).append(p)
     optimizers: list[torch.optim.Optimizer] = []
-    groups: list[dict[str, Any]] = [
-        {"params": tensors(names), "weight_decay": amount}
-        for names, amount in ((decayed, decay), (plain, 0.0))
-        if names
-    ]
-    if groups:
+    if adamw:
+        groups: list[dict[str, Any]] = [{"params": ps, "weight_decay": amount} for amount, ps in adamw.items()]
         betas = (0.9, 0.95 if settings.beta2 is None else settings.beta2)
-        optimizers.append(torch.optim.AdamW(groups, lr=settings.rate or 0.0, betas=betas, fused=True))
+        optimizers.append(torch.optim.AdamW(groups, lr=_given(settings, "rate"), betas=betas, fused=True))
     if muon:
-        optimizers.append(torch.optim.Muon(tensors(muon), lr=settings.matrix_rate or 0.0, weight_decay=decay))
+        optimizers.append(torch.optim.Muon(muon, lr=_given(settings, "matrix_rate"), weight_decay=decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
+    check_groups(model, optimizers)
     return optimizers
 
 
-def _check_partition(named: Mapping[str, Tensor], *groups: list[str]) -> None:
-    together = sorted(name for group in groups for name in group)
-    if together != sorted(named):
-        twice = sorted({name for name in together if together.count(name) > 1})
-        lost = sorted(set(named) - set(together))
-        raise ValueError(f"parameters must stand in exactly one group: twice {twice}, in none {lost}")
+def _given(settings: OptimizerSettings, name: str) -> float:
+    rate: float | None = getattr(settings, name)
+    if rate is None:
+        raise ValueError(f"the settings have no {name}: fill them in with settings.filled(recipe)")
+    return rate
+
+
+def check_groups(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise ValueError unless each trained parameter of the model stands in exactly one group."""
+    held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    lost = [name for key, name in names.items() if key not in held]
+    twice = [name for key, name in names.items() if held.count(key) > 1]
+    foreign = sum(key not in names for key in held)
+    if lost or twice or foreign:
+        raise ValueError(
+            f"each parameter must stand in exactly one group: in none {lost}, in several {twice},"
+            f" and {foreign} are not the model's"
+        )
 
 
 def set_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
@@ -90,13 +99,12 @@ def state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
 
 
 def load_state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
-    """The inverse of `state_tensors`. Raises ValueError for a parameter that the model does not have."""
+    """The inverse of `state_tensors`. Raises ValueError for a parameter that the optimiser does not move."""
     named = dict(model.named_parameters())
+    moved = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     for key, value in tensors.items():
         number, name, what = key.split("/")
-        if name not in named or int(number) >= len(optimizers):
+        if name not in named or int(number) >= len(optimizers) or id(named[name]) not in moved[int(number)]:
             raise ValueError(f"the optimiser state of {name!r} belongs to another model or optimiser")
-        optimizer = optimizers[int(number)]
         parameter = named[name]
-        place = value if value.dim() == 0 else value.to(parameter.device)
-        optimizer.state[parameter][what] = place.clone()
+        optimizers[int(number)].state[parameter][what] = value.to(parameter.device, copy=True)

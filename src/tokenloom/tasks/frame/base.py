@@ -52,10 +52,10 @@ class Task(ABC):
     """What every task must say, and what all of them share.
 
     A subclass sets `name`, `summary`, `Settings` (a frozen dataclass whose fields carry help texts, see
-    `tokenloom.training.settings.option`), `models` (a line on each model that it can train), and `uses`: for each verb
-    (`generate`, `predict`, …) the dataclass of its options. For the equality kit it sets `paths`: for each path, "" when
-    it has it, else the reason why not; and `decoded`, the stream that generation grows. It fills in the abstract methods;
-    the rest has defaults.
+    `tokenloom.training.settings.option`), `models` (a line on each model that it can train), and `uses`: for each
+    verb (`generate`, `predict`, …) the dataclass of its options. For the equality kit it sets `paths`: for each path,
+    "" when it has it, else the reason why not; and `decoded`, the stream that generation grows. It fills in the
+    abstract methods; the rest has defaults.
 
     After training or loading, `model` is the trained model and `source` the data it came from. A task that learns a
     tokeniser from the data keeps it as an attribute, and writes and reads it in `save_parts` and `load_parts`.

@@ -17,12 +17,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: its name, its type, what it is when not given, and what it is for."""
+    """One setting: its name, its type, what it is when not given, what it is for, and whether it needs no flag."""
 
     name: str
     type: Any
     default: Any
     help: str
+    positional: bool = False
 
 
 def options(cls: type) -> Iterator[Option]:
@@ -35,7 +36,7 @@ def options(cls: type) -> Iterator[Option]:
             yield from options(hint)
             continue
         default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-        yield Option(f.name, hint, default, f.metadata.get("help", ""))
+        yield Option(f.name, hint, default, f.metadata.get("help", ""), f.metadata.get("positional", False))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

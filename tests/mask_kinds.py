@@ -37,6 +37,7 @@ def single_kinds(N: int, M: int) -> list[Kind]:
         Kind("causal, an offset a row", Causal(offsets), lambda b, h, n, m: m <= n + offsets[b]),
         Kind("window 2", Window(2), lambda b, h, n, m: m > n - 2),
         Kind("window 3, offset 2", Window(3, 2), lambda b, h, n, m: m > n + 2 - 3),
+        Kind("window 2, offset 2", Window(2, 2), lambda b, h, n, m: m > n + 2 - 2),
         Kind("window 2, offset 5", Window(2, 5), lambda b, h, n, m: m > n + 5 - 2),
         Kind("window 2, an offset a row", Window(2, offsets), lambda b, h, n, m: m > n + offsets[b] - 2),
         Kind("prefix 2", Prefix(2), lambda b, h, n, m: m < 2 or m <= n),

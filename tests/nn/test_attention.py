@@ -91,7 +91,7 @@ def test_four_features_halve_the_scores():
     torch.testing.assert_close(attention(Q, K, V).item(), 9.0)
 
 
-@pytest.mark.parametrize(("N", "M"), [(1, 6), (5, 7), (6, 6), (6, 3)])
+@pytest.mark.parametrize(("N", "M"), [(1, 6), (5, 7), (6, 6), (6, 3), (3, 4)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_both_roads_are_the_formula_on_every_mask(N, M, biased):
     Q, K, V = inputs(N, M)

@@ -67,6 +67,17 @@ def test_always_something_is_known_for_what_models_use():
     assert not (Causal() & kinds["padding on the left"].mask).always_something(5, 5)
 
 
+def test_a_dense_mask_is_cut_to_size_and_believed():
+    """One made for more tokens serves fewer; one made for fewer is no mask for more."""
+    tensor = torch.rand(2, 6, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert torch.equal(materialise(Dense(tensor), 4, 5, torch.device("cpu")), tensor[:, None, :4, :5])
+    assert torch.equal(materialise(Dense(tensor), 6, 8, torch.device("cpu")), tensor[:, None])
+    with pytest.raises(IndexError):
+        materialise(Dense(tensor[:, :1]), 4, 5, torch.device("cpu"))
+    assert Dense(tensor, something=True).always_something(6, 8)
+    assert not Dense(tensor).always_something(6, 8)
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="a window of 0 keys"):
         Window(0)

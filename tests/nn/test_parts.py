@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenloom.nn.parts import MLP, GatedMLP, count_parameters, make_mlp, make_norm
+from tokenloom.nn.parts import ACTIVATIONS, MLP, GatedMLP, count_parameters, make_mlp, make_norm
 
 
 def draw(*shape, seed=0):
@@ -39,6 +39,13 @@ def test_mlps_are_their_formulas(activation, bias):
     expected = gated.W_out(elementwise(activation, gated.W_gate(X)) * gated.W_in(X))
     torch.testing.assert_close(gated(X), expected)
     assert all((m.bias is not None) == bias for m in (*plain.children(), *gated.children()))
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_first_and_second_derivatives_are_those_of_finite_differences(activation):
+    f, X = ACTIVATIONS[activation], draw(3, 4).requires_grad_()
+    assert torch.autograd.gradcheck(f, (X,))
+    assert torch.autograd.gradgradcheck(f, (X,))
 
 
 def test_sizes_unless_given():

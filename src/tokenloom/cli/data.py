@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
-from tokenloom.cli.output import JSON, print_json
+from cyclopts import Parameter
+
+from tokenloom.cli.output import JSON, print_json, quantity
 from tokenloom.drawing.tables import plain_table
 from tokenloom.errors import UserError
+
+NAME = Annotated[str, Parameter(help="a data set, as tokenloom data list names it")]
+ANY_NAME = Annotated[str | None, Parameter(help="a data set; all of them when not given")]
+FILE = Annotated[str, Parameter(help="the file, as its source gives it: its hash decides")]
 
 
 def list_all(*, json: JSON = False) -> None:
@@ -17,12 +24,16 @@ def list_all(*, json: JSON = False) -> None:
     if json:
         print_json({"data": [asdict(row) for row in rows]})
         return
-    shown = [[row.name, "yes" if row.cached else "no", row.size, row.licence, row.what] for row in rows]
-    print(plain_table(shown, ["name", "here", "bytes", "licence", "what it is"]))
+    shown: list[list[object]] = []
+    for row in rows:
+        size = None if row.size is None else quantity(row.size, "B")
+        shown.append([row.name, "yes" if row.cached else "no", size, row.what])
+        shown.append([None, None, None, f"licence: {row.licence}"])
+    print(plain_table(shown, ["name", "here", "size", "what it is"]))
 
 
-def get(name: str, /, *, json: JSON = False) -> None:
-    """Fetch the data set NAME into the cache, and check it."""
+def get(name: NAME, /, *, json: JSON = False) -> None:
+    """Fetch a data set into the cache, and check it."""
     from tokenloom.data import recipes
 
     paths = [str(path) for path in recipes.get(name)]
@@ -32,8 +43,8 @@ def get(name: str, /, *, json: JSON = False) -> None:
         print("\n".join(paths) or f"{name} comes with Python: nothing to fetch")
 
 
-def add(name: str, file: str, /, *, json: JSON = False) -> None:
-    """Take your own copy of the file of the data set NAME into the cache."""
+def add(name: NAME, file: FILE, /, *, json: JSON = False) -> None:
+    """Take your own copy of a data set's file into the cache."""
     from tokenloom.data import recipes
 
     path = recipes.add(name, file)
@@ -43,8 +54,8 @@ def add(name: str, file: str, /, *, json: JSON = False) -> None:
         print(path)
 
 
-def check(name: str | None = None, /, *, json: JSON = False) -> None:
-    """Hold the cached files of NAME, or of all data sets, against their hashes."""
+def check(name: ANY_NAME = None, /, *, json: JSON = False) -> None:
+    """Hold the cached files of one data set, or of all, against their hashes."""
     from tokenloom.data import recipes
 
     rows = recipes.check(name)

@@ -1,17 +1,21 @@
 """What a training shows while it runs: the report, the plan, a progress line, the curve.
 
-Everything goes to standard error but the summary at the end. In a terminal there is a progress bar; elsewhere, plain
+Everything goes to standard error but the result at the end. In a terminal there is a progress bar; elsewhere, plain
 lines at each evaluation.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
+import textwrap
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Planned, Prepared, Saved, Stepped
+from tokenloom.cli.output import duration, plain, quantity
+from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Planned, Prepared, Resumed, Saved, Stepped
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -19,38 +23,70 @@ if TYPE_CHECKING:
     from tokenloom.tasks.frame.fitting import Fitting
     from tokenloom.training.estimate import Plan
 
-
-def duration(seconds: float) -> str:
-    """1:05:09, 3:20, 0:08."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+# Labels stand in a column of this width, as those of the data report do.
+COLUMN = 12
+RECENT = 50
 
 
-def quantity(value: float, unit: str = "") -> str:
-    """1.2k, 3.4M, 5.6G, three digits."""
-    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            return f"{value / factor:.3g}{letter}{unit}"
-    return f"{value:.3g}{unit}"
+def field(label: str, text: str) -> str:
+    """`label:      text`."""
+    return f"{label + ':':<{COLUMN}}{text}"
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """The plan before training, line by line."""
     t, m = plan.settings, plan.memory
-    shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.derived.items())
+    shown = ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in plan.derived.items())
+    parts = {"weights": m.weights, "gradients": m.gradients, "optimiser": m.optimizer, "activations": m.activations}
+    memory = ", ".join(f"{what} {quantity(size, 'B')}" for what, size in parts.items())
+    threads = t.machine.threads
     epochs = plan.steps / max(1, plan.steps_per_epoch)
     return [
-        f"model:      {plan.parameters:,} parameters, {quantity(plan.flops_per_token)} FLOPs to train a token",
-        f"derived:    {shown}",
-        f"memory:     {quantity(m.total, 'B')} (weights {quantity(m.weights, 'B')}, gradients"
-        f" {quantity(m.gradients, 'B')}, optimiser {quantity(m.optimizer, 'B')},"
-        f" activations {quantity(m.activations, 'B')})",
-        f"machine:    {plan.device}, {t.machine.threads or 'default'} threads, {t.machine.precision},"
-        f" {quantity(plan.tokens_per_second)} tokens/s measured",
-        f"training:   {plan.steps:,} steps of {plan.targets_per_step:,} targets, {epochs:.1f} epochs,"
-        f" about {duration(plan.seconds)}",
+        field("model", f"{plan.parameters:,} parameters, {quantity(plan.flops_per_token)} FLOPs to train a token"),
+        field("derived", shown),
+        field("memory", f"{quantity(m.total, 'B')} ({memory})"),
+        field(
+            "machine",
+            f"{plan.device}, {'' if threads is None else f'{threads} thread' + 's' * (threads > 1) + ', '}"
+            f"{t.machine.precision}, {quantity(plan.tokens_per_second)} tokens/s measured",
+        ),
+        field(
+            "plan",
+            f"{plan.steps:,} steps of {plan.targets_per_step:,} targets, {epochs:.3g} epochs,"
+            f" about {duration(plan.seconds)}",
+        ),
     ]
+
+
+class Speed:
+    """Targets a second. A step that follows an evaluation or a save is left out, since they take time of their own."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._targets, self._seconds = 0, 0.0
+        self._before: Stepped | None = None
+
+    def see(self, event: Event) -> None:
+        """Take note of what happened."""
+        if not isinstance(event, Stepped):
+            self._before = None
+            return
+        if self._before is not None:
+            took = event.seconds - self._before.seconds
+            self._recent.append((event.targets, took))
+            self._targets, self._seconds = self._targets + event.targets, self._seconds + took
+        self._before = event
+
+    @property
+    def recent(self) -> float | None:
+        """Over the last steps; None before there are two in a row."""
+        seconds = sum(took for _, took in self._recent)
+        return sum(targets for targets, _ in self._recent) / seconds if seconds else None
+
+    @property
+    def overall(self) -> float | None:
+        """Over the whole training; None before there are two steps in a row."""
+        return self._targets / self._seconds if self._seconds else None
 
 
 class Display:
@@ -61,14 +97,19 @@ class Display:
 
         self.quiet = quiet
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.plan: Plan | None = None
-        self.baseline: Baseline | None = None
-        self.validation = ""
-        self.training_curve: list[tuple[float, float]] = []
-        self.validation_curve: list[tuple[float, float]] = []
+        self.speed = Speed()
+        self.saved: Saved | None = None
+        self._plan: Plan | None = None
+        self._baseline: Baseline | None = None
+        self._validation = ""
+        self._training_curve: list[tuple[float, float]] = []
+        self._validation_curve: list[tuple[float, float]] = []
+        self._losses: deque[float] = deque(maxlen=RECENT)
+        self._first: Stepped | None = None
+        self._last: Stepped | None = None
+        self._told: list[str] = []
         self._progress: Progress | None = None
         self._bar: Any = None
-        self._recent: list[Stepped] = []
 
     def __enter__(self) -> Display:
         return self
@@ -77,67 +118,85 @@ class Display:
         self._close()
 
     def line(self, text: str) -> None:
-        """One line on standard error."""
-        if not self.quiet:
-            self.console.print(text, markup=False)
+        """One line on standard error; in a terminal, long ones go on under their first column."""
+        if self.quiet:
+            return
+        if self.console.is_terminal and len(text) > self.console.width and "\n" not in text:
+            indent = " " * COLUMN if text[:COLUMN].rstrip().endswith(":") else "  "
+            text = textwrap.fill(text, self.console.width, subsequent_indent=indent, break_on_hyphens=False)
+        self.console.print(text, markup=False)
+
+    def note(self, text: str) -> None:
+        """A line of what else there is to say, once."""
+        if text not in self._told:
+            self._told.append(text)
+            self.line(field("note", text))
 
     def show(self, event: Event) -> None:
         """Show what happened."""
+        self.speed.see(event)
         match event:
             case Prepared():
                 for text in event.lines:
                     self.line(text)
             case Planned():
-                self.plan = event.plan
+                self._plan = event.plan
                 for text in plan_lines(event.plan):
                     self.line(text)
             case Baseline():
-                self.baseline = event
-                self.line(f"to beat:    {event.value:.4f} {event.unit}, {event.name} {event.note}".rstrip())
+                self._baseline = event
+                self.line(field("to beat", f"{event.value:.4f} {event.unit}, {event.name} {event.note}".rstrip()))
+            case Resumed():
+                self.line(field("resumed", f"from step {event.step:,}"))
+                for text in event.damaged:
+                    self.note(text)
             case Stepped():
                 self._stepped(event)
             case Evaluated():
                 self._evaluated(event)
-            case Saved() | Finished():
-                self._ended(event)
+            case Saved():
+                self.saved = event
+            case Finished():
+                self._finished(event)
             case _:
                 pass
 
     def _stepped(self, event: Stepped) -> None:
-        self._recent = [*self._recent[-49:], event]
-        self.training_curve.append((event.step, event.loss))
+        self._first, self._last = self._first or event, event
+        self._losses.append(event.loss)
+        self._training_curve.append((event.step, event.loss))
         if self.quiet or not self.console.is_terminal:
             return
         if self._progress is None:
             self._open(event)
         assert self._progress is not None
-        text = f"loss {self._mean():.4f}{self.validation}  {quantity(self._rate())} tokens/s"
+        text = f"loss {self._mean():.4f}{self._validation}  {self._rate()}  left {self._left()}"
         self._progress.update(self._bar, completed=event.step, description=text)
 
     def _mean(self) -> float:
-        return sum(e.loss for e in self._recent) / max(1, len(self._recent))
+        return sum(self._losses) / max(1, len(self._losses))
 
-    def _rate(self) -> float:
-        """Targets a second over the recent steps."""
-        first, last = self._recent[0], self._recent[-1]
-        if len(self._recent) < 2 or last.seconds <= first.seconds:
-            return 0.0 if self.plan is None else self.plan.tokens_per_second
-        return sum(e.targets for e in self._recent[1:]) / (last.seconds - first.seconds)
+    def _rate(self) -> str:
+        planned = self._plan.tokens_per_second if self._plan is not None else 0.0
+        return f"{quantity(self.speed.recent or planned)} tokens/s"
 
-    def _left(self) -> float:
-        last = self._recent[-1]
-        return (last.steps - last.step) * last.targets / max(1e-9, self._rate())
+    def _left(self) -> str:
+        """Time to the end, evaluations included, as the time so far suggests."""
+        first, last = self._first, self._last
+        assert first is not None
+        assert last is not None
+        each = self._plan.seconds_per_step if self._plan is not None else 0.0
+        if last.step > first.step:
+            each = (last.seconds - first.seconds) / (last.step - first.step)
+        return duration(each * (last.steps - last.step))
 
     def _open(self, event: Stepped) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+        bar = BarColumn(bar_width=max(5, min(20, self.console.width - 75)))
+        self._progress = Progress(
+            bar, MofNCompleteColumn(), TextColumn("{task.description}"), console=self.console, transient=True
         )
-        self._progress = Progress(*columns, console=self.console, transient=True)
         self._progress.start()
         self._bar = self._progress.add_task("", total=event.steps, completed=event.step)
 
@@ -148,45 +207,45 @@ class Display:
 
     def _evaluated(self, event: Evaluated) -> None:
         loss = event.metrics["loss"]
-        self.validation_curve.append((event.step, loss))
-        self.validation = f"  validation {loss:.4f}"
-        if not self._recent:
+        self._validation_curve.append((event.step, loss))
+        self._validation = f"  validation {loss:.4f}"
+        if self._last is None:
             return
-        total = self._recent[-1].steps
+        total = self._last.steps
         self.line(
             f"step {event.step:>{len(str(total))}}/{total}  loss {self._mean():.4f}  validation {loss:.4f}"
-            f"{' best' if event.best else '     '}  {quantity(self._rate())} tokens/s  {duration(event.seconds)}"
-            f"  left {duration(self._left())}"
+            f"{' best' if event.best else '     '}  {self._rate()}  {duration(event.seconds)}  left {self._left()}"
         )
 
-    def _ended(self, event: Saved | Finished) -> None:
-        if isinstance(event, Saved):
-            return
+    def _finished(self, event: Finished) -> None:
         self._close()
-        for note in event.notes:
-            self.line(f"note: {note}")
-        if self.quiet:
-            return
-        if len(self.training_curve) > 2:
+        for text in event.notes:
+            self.note(text)
+        if self._last is None:
+            self.line(f"nothing left to train: {event.step:,} steps are done already (--steps trains longer)")
+        if len(self._training_curve) > 2 and not self.quiet:
             self._draw()
+        if event.reason == "patience":
+            self.line(
+                f"stopped at step {event.step:,}: no better evaluation since step {event.best_step:,} (--patience)"
+            )
         if event.clipped:
             share = event.clipped / max(1, event.step)
-            self.line(f"the gradient was clipped in {event.clipped:,} of {event.step:,} steps ({share:.0%})")
+            self.line(f"the gradient was clipped in {event.clipped:,} of {event.step:,} steps ({share:.1%})")
 
     def _draw(self) -> None:
         from tokenloom.drawing.terminal import terminal_curve
 
-        baseline = None if self.baseline is None else (self.baseline.name, self.baseline.value)
-        wide = min(100, self.console.width)
+        baseline = None if self._baseline is None else (self._baseline.name, self._baseline.value)
         series: dict[str, Sequence[tuple[float, float]]] = {
-            "training": self.training_curve,
-            "validation": self.validation_curve,
+            "training": self._training_curve,
+            "validation": self._validation_curve,
         }
-        plain = "utf" not in (sys.stderr.encoding or "").lower()
-        self.line(terminal_curve(series, wide, 16, baseline=baseline, ascii_only=plain))
+        ascii_only = "utf" not in (sys.stderr.encoding or "").lower()
+        self.line(terminal_curve(series, min(100, self.console.width), 16, baseline=baseline, ascii_only=ascii_only))
 
-    def result(self, fitting: Fitting, result: dict[str, Any]) -> None:
-        """The last lines, on standard output: what came out and what to do next."""
+    def result(self, fitting: Fitting, result: dict[str, Any], *, example: bool) -> None:
+        """The last lines, on standard output: what came out, what it makes, and what to do next."""
         if self.quiet:
             return
         if fitting.dry_run:
@@ -194,14 +253,18 @@ class Display:
             return
         if "loss" in result:
             print("\n".join(fitting.task.metric_lines({k: v for k, v in result.items() if isinstance(v, int | float)})))
-        if self.baseline is not None and "loss" in result:
-            better = result["loss"] < self.baseline.value
-            print(f"{'beats' if better else 'does not beat'} the {self.baseline.name} ({self.baseline.value:.4f})")
+            if self._baseline is not None:
+                better = result["loss"] < self._baseline.value
+                print(
+                    f"{'beats' if better else 'does not beat'} the {self._baseline.name} ({self._baseline.value:.4f})"
+                )
+        if example and (text := fitting.task.example()):
+            print(f"{'-' * 20} an example of what it makes {'-' * 20}\n{text.strip()}\n{'-' * 68}")
         if fitting.folder is None:
             return
-        where = fitting.folder.path
+        where = shlex.quote(str(fitting.folder.path))
         if result.get("reason") == "interrupt":
-            print(f"stopped and saved at step {result['steps']}; go on with: tokenloom train --resume --out {where}")
+            print(f"stopped and saved at step {result['steps']:,}; go on with: tokenloom train --resume --out {where}")
             return
         verb = next(iter(fitting.task.uses), "evaluate")
         print(f"saved in {where}; try: tokenloom {verb} {where}")

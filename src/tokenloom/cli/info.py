@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenloom.cli.output import print_json
-from tokenloom.drawing.tables import plain_table
+from tokenloom.cli.output import plain, print_json, quantity
+
+COLUMN = 24
 
 
 def show_info(name: str, given: dict[str, Any], *, as_json: bool) -> None:
@@ -15,13 +16,25 @@ def show_info(name: str, given: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
+    of = result.pop("of_steps", None)
     for key, value in result.items():
         if isinstance(value, dict):
             print(f"{key}:")
             for inner, shown in value.items():
-                print(f"  {inner + ':':<22} {shown}")
+                if shown is not None:
+                    print(f"  {_label(inner, COLUMN - 2)}{plain(shown)}")
         else:
-            print(f"{key + ':':<24} {f'{value:,}' if isinstance(value, int) else value}")
+            print(_label(key, COLUMN) + _measured(key, value) + (f" of {plain(of)}" if key == "steps" else ""))
+
+
+def _label(key: str, width: int) -> str:
+    return f"{key.replace('_', ' ') + ':':<{width}}"
+
+
+def _measured(key: str, value: Any) -> str:
+    if key.endswith("_bytes"):
+        return quantity(value, "B")
+    return quantity(value) if key == "flops_per_token" else plain(value)
 
 
 def _run_info(run: str) -> dict[str, Any]:
@@ -32,11 +45,15 @@ def _run_info(run: str) -> dict[str, Any]:
     folder = RunFolder(run)
     config = folder.read_config()
     task = load(run)
-    measured = [row for row in folder.read_metrics() if "validation_loss" in row]
+    rows = folder.read_metrics()
+    measured = [row for row in rows if "validation_loss" in row]
     best = min(measured, key=lambda row: row["validation_loss"], default={})
     return {
+        "run": run,
         "task": config["task"],
         "data": config["data"],
+        "steps": max((row["step"] for row in rows), default=0),
+        "of_steps": config["training"].get("steps"),
         "parameters": count_parameters(task.model),
         "flops_per_token": flops_per_token(task.model, int(config["model"].get("context", 1))),
         "best": {k.removeprefix("validation_"): v for k, v in best.items()},
@@ -60,6 +77,7 @@ def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
     model = task.build(seed=0)
     return {
         "task": name,
+        "summary": cls.summary,
         "parameters": count_parameters(model),
         "weight_bytes": total_bytes(model.parameters()),
         "flops_per_token": flops_per_token(model, int(task.model_config.get("context", 1))),
@@ -77,4 +95,6 @@ def show_models(*, as_json: bool) -> None:
         return
     for task in tasks:
         print(f"{task.name}: {task.summary}")
-        print(plain_table([[f"  {model}", what] for model, what in task.models.items()], ["  model", "what it is"]))
+        wide = max(map(len, task.models), default=0)
+        for model, what in task.models.items():
+            print(f"  {model:<{wide}}  {what}")

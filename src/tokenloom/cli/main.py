@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 import inspect
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 import tokenloom
-from tokenloom.cli.output import JSON, QUIET
+from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN
 from tokenloom.errors import UserError
+
+STDIN = "<standard input>"
+OTHER_DATA = Annotated[str | None, Parameter(help="measure on all of these data instead")]
+BATCH = Annotated[int, Parameter(help="samples at a time; makes no difference to the result")]
+RUN_OR_TASK = Annotated[str, Parameter(name="RUN", help="a run folder, or the name of a task")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 broke down, 2 cannot be used, 130 interrupted."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a letter shows its number; nothing breaks.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app = make_app(tokens)
-        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        # A lone - is no flag, but the parser takes it for one.
+        words = [STDIN if token == "-" else token for token in tokens]
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except UserError as error:
         return _complain(str(error), error.exit_code)
     except CycloptsError as error:
         return _complain(_one_line(error), 2)
-    except ArithmeticError as error:
-        return _complain(str(error), 1)
-    except KeyboardInterrupt:
-        return _complain("stopped", 130)
     except BrokenPipeError:
         # Whoever read our output has gone; there is nobody left to tell.
-        sys.stdout = None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _complain(str(error), 1)
+    except ArithmeticError as error:
+        if not type(error).__module__.startswith("tokenloom"):
+            raise
+        return _complain(str(error), 1)
+    except KeyboardInterrupt as stop:
+        return _complain(str(stop) or "stopped", 130)
     except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+        return stop.code if isinstance(stop.code, int) else bool(stop.code)
+    return code if isinstance(code, int) else 0
 
 
 def _complain(message: str, code: int) -> int:
@@ -44,8 +64,11 @@ def _complain(message: str, code: int) -> int:
 
 
 def _one_line(error: CycloptsError) -> str:
-    text = " ".join(str(error).split())
-    return f"{text} (see tokenloom --help)" if "help" not in text else text
+    if isinstance(error, UnusedCliTokensError):
+        text = f"one word too many: {' '.join(map(repr, error.unused_tokens or []))}"
+    else:
+        text = " ".join(str(error).split())
+    return f"{text} (see {' '.join(['tokenloom', *(error.command_chain or ())])} --help)"
 
 
 def make_app(tokens: Sequence[str]) -> App:
@@ -55,11 +78,12 @@ def make_app(tokens: Sequence[str]) -> App:
         help="Train, evaluate, use and look inside small transformers for any data.",
         version=tokenloom.__version__,
         help_format="plaintext",
+        suppress_keyboard_interrupt=False,
     )
     command = next((token for token in tokens if not token.startswith("-")), None)
     rest = list(tokens[tokens.index(command) + 1 :]) if command else []
     app.command(_train_command(command, rest), name="train")
-    for verb, what in _verbs().items():
+    for verb, what in _verbs(command, rest).items():
         app.command(_verb_command(verb, what, command, rest), name=verb)
     app.command(_info_command(command, rest), name="info")
     app.command(evaluate)
@@ -74,8 +98,8 @@ def make_app(tokens: Sequence[str]) -> App:
 def _train_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
     from tokenloom.cli.train import COMMON, train_run
 
-    def train(data: str | None = None, /, **given: Any) -> None:
-        train_run(data, given)
+    def train(data: DATA = None, /, **given: Any) -> int:
+        return train_run(data, given)
 
     train.__doc__ = (
         "Train on DATA: a file, a folder, - for standard input, or the name of a built-in data set.\n\n"
@@ -91,7 +115,7 @@ def _train_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
 
 
 def _verb_command(verb: str, what: str, command: str | None, rest: list[str]) -> Callable[..., Any]:
-    def use(run: str, /, *, device: str = "cpu", json: JSON = False, quiet: QUIET = False, **given: Any) -> None:
+    def use(run: RUN, /, *, device: DEVICE = "cpu", json: JSON = False, quiet: QUIET = False, **given: Any) -> None:
         from tokenloom.cli.use import use_run
 
         use_run(verb, run, given, device=device, as_json=json, quiet=quiet)
@@ -101,12 +125,30 @@ def _verb_command(verb: str, what: str, command: str | None, rest: list[str]) ->
     if command == verb:
         from tokenloom.cli.options import task_of_run
 
-        extra = [task_of_run(rest, verb).uses[verb]]
+        found = task_of_run(rest, verb)
+        extra = [] if found is None else [found.uses[verb]]
     return _with_options(use, [], extra)
 
 
+def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
+    """The uses that trained runs have; a verb that only the given run knows is among them."""
+    verbs = {
+        "generate": "Continue from RUN: make new data with a trained model.",
+        "score": "Score given data with RUN: its log-probability under a trained model.",
+        "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
+    }
+    others = ("train", "info", "evaluate", "models", "data", *verbs)
+    if command is not None and command not in others and rest and (Path(rest[0]) / "config.json").is_file():
+        from tokenloom.cli.options import task_of_run
+
+        with suppress(UserError):
+            task_of_run(rest, command)
+            verbs[command] = f"{command.capitalize()} with RUN."
+    return verbs
+
+
 def _info_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
-    def info(run: str, /, *, json: JSON = False, **given: Any) -> None:
+    def info(run: RUN_OR_TASK, /, *, json: JSON = False, **given: Any) -> None:
         from tokenloom.cli.info import show_info
 
         show_info(run, given, as_json=json)
@@ -136,7 +178,8 @@ def _with_options(function: Callable[..., Any], common: Sequence[Any], classes: 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         named = {p.name: value for p, value in zip(positional[own:], args[own:], strict=False)} | kwargs
-        return function(*args[:own], **{k: v for k, v in named.items() if v is not None})
+        named = {k: "-" if v == STDIN else v for k, v in named.items() if v is not None}
+        return function(*("-" if value == STDIN else value for value in args[:own]), **named)
 
     call.__doc__, call.__name__ = function.__doc__, function.__name__
     call.__signature__ = inspect.Signature(sorted((*kept, *added), key=lambda p: p.kind))  # type: ignore[attr-defined]
@@ -144,41 +187,16 @@ def _with_options(function: Callable[..., Any], common: Sequence[Any], classes: 
     return call
 
 
-def _verbs() -> dict[str, str]:
-    return {
-        "generate": "Continue from RUN: make new data with a trained model.",
-        "score": "Score given data with RUN: its log-probability under a trained model.",
-        "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
-    }
-
-
 # Commands that are the same for all.
 
 
 def evaluate(
-    run: str,
-    /,
-    *,
-    data: str | None = None,
-    batch: int = 64,
-    device: str = "cpu",
-    json: JSON = False,
-    quiet: QUIET = False,
+    run: RUN, /, *, data: OTHER_DATA = None, batch: BATCH = 64, device: DEVICE = "cpu", json: JSON = False
 ) -> None:
-    """Measure RUN on the whole validation part of its data, or of other DATA.
-
-    Parameters
-    ----------
-    data
-        measure on these data instead of those of the training
-    batch
-        samples at a time; makes no difference to the result
-    device
-        cpu, cuda, mps or auto
-    """
+    """Measure RUN on the whole validation part of its data, or on all of other data."""
     from tokenloom.cli.use import evaluate_run
 
-    evaluate_run(run, data, batch=batch, device=device, as_json=json, quiet=quiet)
+    evaluate_run(run, "-" if data == STDIN else data, batch=batch, device=device, as_json=json)
 
 
 def models(*, json: JSON = False) -> None:

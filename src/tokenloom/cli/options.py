@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from tokenloom.cli.output import plain
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
     from tokenloom.tasks.frame.base import Task
 
 DEFAULT_TASK = "text-generation"
+# Flags of the commands themselves that take no value.
+SWITCHES = {"--overwrite", "--resume", "--dry-run", "--tensorboard", "--json", "--quiet", "-q", "--help", "-h"}
 
 
 def parameters(cls: type) -> Iterator[inspect.Parameter]:
@@ -22,16 +25,12 @@ def parameters(cls: type) -> Iterator[inspect.Parameter]:
     from tokenloom.tasks.frame.flat import options
 
     for option in options(cls):
-        shown = "" if option.default is None or option.default == [] else f" [default: {_shown(option.default)}]"
+        shown = "" if option.default is None or option.default == [] else f" [default: {plain(option.default)}]"
         negative = None if option.type in (bool, bool | None) else ""
         info = Parameter(help=option.help + shown, show_default=False, negative=negative)
         annotation: Any = Annotated.__class_getitem__((option.type | None, info))  # type: ignore[attr-defined]
         kind = inspect.Parameter.POSITIONAL_ONLY if option.positional else inspect.Parameter.KEYWORD_ONLY
         yield inspect.Parameter(option.name, kind, default=None, annotation=annotation)
-
-
-def _shown(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def value_of(flag: str, tokens: list[str]) -> str | None:
@@ -44,41 +43,61 @@ def value_of(flag: str, tokens: list[str]) -> str | None:
     return None
 
 
-def first_word(tokens: list[str]) -> str | None:
-    """The first token, when it is no flag."""
-    return tokens[0] if tokens and (not tokens[0].startswith("-") or tokens[0] == "-") else None
+def first_word(tokens: list[str], classes: Iterable[type]) -> str | None:
+    """The first token that is neither a flag nor the value of one. classes: whose switches may stand before it."""
+    from tokenloom.tasks.frame.flat import options
+
+    switches = set(SWITCHES)
+    for option in (option for cls in classes for option in options(cls)):
+        if option.type in (bool, bool | None):
+            name = option.name.replace("_", "-")
+            switches |= {f"--{name}", f"--no-{name}"}
+    before = ""
+    for token in tokens:
+        value = before.startswith("-") and before != "-" and "=" not in before and before not in switches
+        if not value and (token == "-" or not token.startswith("-")):
+            return token
+        before = "" if value else token
+    return None
+
+
+def _all_tasks() -> list[type[Task]]:
+    from tokenloom.tasks.frame.registry import find_task, task_names
+
+    return [find_task(name) for name in task_names()]
 
 
 def task_in(tokens: list[str]) -> type[Task]:
     """The task that a `train` command line is about: given, of the run it resumes, or guessed from the data."""
     from tokenloom.tasks.frame.flat import read_config
     from tokenloom.tasks.frame.registry import find_task, guess_task
+    from tokenloom.tasks.frame.runs import RunFolder
+    from tokenloom.training.settings import TrainingSettings
 
-    given = value_of("--task", tokens)
-    config = value_of("--config", tokens)
+    given, config, out = (value_of(flag, tokens) for flag in ("--task", "--config", "--out"))
     if given is None and config is not None:
         given = read_config(config).get("task")
+    if given is None and "--resume" in tokens and out is not None and RunFolder(out).config_file.is_file():
+        given = RunFolder(out).read_config()["task"]
     if given is not None:
-        return find_task(given)
-    data = first_word(tokens)
+        return find_task(str(given))
+    data = first_word(tokens, [TrainingSettings, *(task.Settings for task in _all_tasks())])
     return find_task(DEFAULT_TASK if data is None else guess_task(data)[0])
 
 
-def task_of_run(tokens: list[str], verb: str) -> type[Task]:
-    """The task of the run that a command uses. Raises UserError when it does not have that use."""
-    from tokenloom.tasks.frame.registry import find_task, task_names
+def task_of_run(tokens: list[str], verb: str) -> type[Task] | None:
+    """The task of the run that a command uses. Raises UserError when it does not have that use.
+
+    Without a run, the first task that has the use, if there is one.
+    """
+    from tokenloom.tasks.frame.registry import find_task
     from tokenloom.tasks.frame.runs import RunFolder
 
-    run = first_word(tokens)
+    able = [task for task in _all_tasks() if verb in task.uses]
+    run = first_word(tokens, [task.uses[verb] for task in able])
     if run is None:
-        for name in task_names():
-            if verb in find_task(name).uses:
-                return find_task(name)
-        raise UserError(f"{verb}: no built-in task can do this yet; give the run of a task that can")
-    folder = RunFolder(run)
-    if not folder.path.exists():
-        raise UserError(f"{run}: there is no such run")
-    task = find_task(folder.read_config()["task"])
+        return able[0] if able else None
+    task = find_task(RunFolder(run).read_config()["task"])
     if verb not in task.uses:
         can = ", ".join(task.uses) or "only be evaluated"
         raise UserError(f"{run}: a {task.name} run cannot {verb}; it can {can}")
@@ -89,9 +108,11 @@ def task_named(tokens: list[str]) -> type[Task] | None:
     """The task that `info NAME` is about, unless the name is that of a run folder."""
     from tokenloom.tasks.frame.registry import find_task
 
-    name = first_word(tokens)
+    name = first_word(tokens, [task.Settings for task in _all_tasks()])
     if name is None or (Path(name) / "config.json").is_file():
         return None
-    if Path(name).exists():
+    if Path(name).exists() and ":" not in name:
         raise UserError(f"{name}: not a run (it has no config.json)")
+    if Path(name).parent != Path() and not name.rpartition(":")[0].endswith(".py"):
+        raise UserError(f"{name}: there is no such run")
     return find_task(name)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenloom.cli.display import Display
+from tokenloom.cli.display import Display, field
 from tokenloom.cli.output import print_json
 from tokenloom.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenloom.tasks.frame.fitting import Fitting
+    from tokenloom.training.events import Event
+
+INTERRUPTED = 130
 
 
 def _flag(name: str, type_: Any, help: str, short: str | None = None) -> inspect.Parameter:
@@ -35,84 +43,180 @@ COMMON = [
 ]
 
 
-def train_run(data: str | None, given: dict[str, Any]) -> None:
-    """Train as the flags say."""
+def train_run(data: str | None, given: dict[str, Any]) -> int:
+    """Train as the flags say. Returns the exit code."""
     from tokenloom.tasks.frame.fitting import begin, summary
-    from tokenloom.tasks.frame.flat import read_config
+    from tokenloom.training.events import Stepped
 
     began = time.perf_counter()
-    settings = {**(read_config(given.pop("config")) if "config" in given else {}), **given}
-    as_json, quiet = bool(settings.pop("json", False)), bool(settings.pop("quiet", False))
-    tensorboard = bool(settings.pop("tensorboard", False))
+    settings = with_config(data, given)
+    as_json, quiet, tensorboard = (_switch(settings, name) for name in ("json", "quiet", "tensorboard"))
     data = settings.pop("data", None) if data is None else data
-    settings.setdefault("out", default_out(data, settings.get("task")))
-    with interruptible() as stop:
-        fitting = begin(data, stop=stop, **settings)
-        display = Display(quiet=quiet)
-        if fitting.guessed and not quiet:
-            display.line(f"task:       {fitting.name} (the data look like {fitting.guessed}; --task chooses another)")
-        writer = None
-        if tensorboard and fitting.folder is not None:
-            writer = make_writer(fitting.folder.path / "tensorboard")
-        events = []
-        with display:
+    if "out" not in settings:
+        settings["out"] = default_out(data, settings)
+    if not _is_unicode(str(settings["out"])):
+        raise UserError(f"--out {settings['out']}: the name of a run must be valid UTF-8; give another")
+    board = Board() if tensorboard else None
+    with interruptible() as interrupts, Display(quiet=quiet) as display:
+        fitting = begin(data, stop=interrupts, **settings)
+        events: list[Event] = []
+        try:
             for event in fitting:
-                events.append(event)
+                interrupts.training = isinstance(event, Stepped) or interrupts.training
+                if not events and fitting.guessed:
+                    what = f"{fitting.name} (the data look like {fitting.guessed}; --task chooses another)"
+                    display.line(field("task", what))
+                if not isinstance(event, Stepped):
+                    events.append(event)
                 display.show(event)
-                if writer is not None:
-                    write_scalars(writer, event)
-    if writer is not None:
-        writer.close()
+                if board is not None:
+                    board.show(event, fitting)
+        except (ArithmeticError, KeyboardInterrupt) as error:
+            raise _with_way_on(error, display, fitting) from error
+        finally:
+            if board is not None:
+                board.close()
     result = summary(fitting, events, began)
-    display.result(fitting, result)
+    if display.speed.overall is not None:
+        result["tokens_per_second"] = display.speed.overall
+    display.result(fitting, result, example=not as_json)
     if as_json:
         print_json(result)
+    return INTERRUPTED if result.get("reason") == "interrupt" else 0
 
 
-def default_out(data: str | None, task: str | None) -> str:
+def with_config(data: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the config file, where there is one, with the flags on top.
+
+    Raises UserError, naming the file, for a setting in it that there is not or that has another type.
+    """
+    from tokenloom.cli.options import DEFAULT_TASK
+    from tokenloom.tasks.frame.flat import build, read_config, refuse_unknown
+    from tokenloom.tasks.frame.registry import find_task, guess_task
+    from tokenloom.training.settings import TrainingSettings
+
+    given = dict(given)
+    path = given.pop("config", None)
+    if path is None:
+        return given
+    config = read_config(path)
+    data = config.get("data") if data is None else data
+    name = given.get("task") or config.get("task") or (DEFAULT_TASK if data is None else guess_task(str(data))[0])
+    classes = (find_task(str(name)).Settings, TrainingSettings)
+    own = {parameter.name for parameter in COMMON} | {"data"}
+    refuse_unknown({k: v for k, v in config.items() if k not in own}, classes, f"--config {path}: ")
+    try:
+        for cls in classes:
+            build(cls, config)
+    except UserError as error:
+        raise UserError(f"--config {path}: {error}") from None
+    if {"steps", "minutes"} & set(given):
+        # Either says how long to train, so that a flag replaces both.
+        config = {k: v for k, v in config.items() if k not in ("steps", "minutes")}
+    return {**config, **given}
+
+
+def _is_unicode(text: str) -> bool:
+    return text.encode("utf-8", "ignore").decode() == text
+
+
+def _switch(settings: dict[str, Any], name: str) -> bool:
+    value = settings.pop(name, False)
+    if not isinstance(value, bool):
+        raise UserError(f"{name}: {value!r} is not true or false")
+    return value
+
+
+def default_out(data: str | None, settings: dict[str, Any]) -> str:
     """runs/NAME, after the data or the task."""
-    name = Path(data).stem if data not in (None, "-") else (task or "run").rpartition(":")[2] or "run"
+    if data is None and settings.get("resume"):
+        raise UserError("--resume: say which run with --out")
+    if data in (None, "-"):
+        name = str(settings.get("task") or "run").rpartition(":")[2]
+    else:
+        # Names of files need not be valid Unicode, and that of a run must be.
+        name = os.fsencode(Path(str(data)).resolve().stem).decode("utf-8", "replace")
     return str(Path("runs") / (name or "run"))
 
 
-@contextmanager
-def interruptible() -> Iterator[Any]:
-    """Ctrl-C once asks the training to save and stop; twice stops now."""
-    asked = False
+def _with_way_on(
+    error: ArithmeticError | KeyboardInterrupt, display: Display, fitting: Fitting
+) -> ArithmeticError | KeyboardInterrupt:
+    """The same error, telling also what was kept and how to go on."""
+    text = str(error) or "stopped at once"
+    if display.saved is None or fitting.folder is None:
+        return type(error)(text)
+    where, step = shlex.quote(str(fitting.folder.path)), display.saved.step
+    if isinstance(error, KeyboardInterrupt):
+        text += f"; go on from step {step:,} with: tokenloom train --resume --out {where}"
+    else:
+        text += f"; the checkpoint of step {step:,} is kept in {where}"
+    return type(error)(text)
 
-    def handle(signum: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
+
+class Interrupts:
+    """Ctrl-C. While training, once asks for a save, twice stops at once; before, once is enough."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.training = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def handle(self, signum: int, frame: Any) -> None:
+        """The signal handler."""
+        if self.asked or not self.training:
             raise KeyboardInterrupt
-        asked = True
+        self.asked = True
+        with suppress(OSError):
+            # Straight to the file: a handler may have broken in on another print.
+            os.write(2, b"\nstopping after this step, and saving; Ctrl-C again stops at once\n")
 
+
+@contextmanager
+def interruptible() -> Iterator[Interrupts]:
+    """Ctrl-C handled as `Interrupts` says; outside the main thread, as before."""
+    interrupts = Interrupts()
     try:
-        before = signal.signal(signal.SIGINT, handle)
+        before = signal.signal(signal.SIGINT, interrupts.handle)
     except ValueError:  # not in the main thread
-        yield lambda: False
+        yield interrupts
         return
     try:
-        yield lambda: asked
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def make_writer(folder: Path) -> Any:
-    """A TensorBoard writer. Raises UserError when TensorBoard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UserError("--tensorboard needs TensorBoard: pip install 'tokenloom[tensorboard]'") from error
-    return SummaryWriter(str(folder))
+class Board:
+    """TensorBoard files in a run folder, from the first step on."""
 
+    def __init__(self) -> None:
+        """Raises UserError when TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError("--tensorboard needs TensorBoard: pip install 'tokenloom[tensorboard]'") from error
+        self._make: Any = SummaryWriter
+        self._writer: Any = None
 
-def write_scalars(writer: Any, event: Any) -> None:
-    """What TensorBoard shows of an event."""
-    from tokenloom.training.events import Evaluated, Stepped
+    def show(self, event: Event, fitting: Fitting) -> None:
+        """Write what TensorBoard shows of an event."""
+        from tokenloom.training.events import Evaluated, Stepped
 
-    if isinstance(event, Stepped):
-        for name in ("loss", "rate", "norm"):
-            writer.add_scalar(f"training/{name}", getattr(event, name), event.step)
-    elif isinstance(event, Evaluated):
-        for name, value in event.metrics.items():
-            writer.add_scalar(f"validation/{name}", value, event.step)
+        if fitting.folder is None or not isinstance(event, Stepped | Evaluated):
+            return
+        if self._writer is None:
+            self._writer = self._make(str(fitting.folder.path / "tensorboard"))
+        if isinstance(event, Stepped):
+            for name in ("loss", "rate", "norm"):
+                self._writer.add_scalar(f"training/{name}", getattr(event, name), event.step)
+        else:
+            for name, value in event.metrics.items():
+                self._writer.add_scalar(f"validation/{name}", value, event.step)
+
+    def close(self) -> None:
+        """Finish the files."""
+        if self._writer is not None:
+            self._writer.close()

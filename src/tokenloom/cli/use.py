@@ -28,10 +28,10 @@ def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json:
         for note in result.get("notes", []):
             print(f"note: {note}", file=sys.stderr)
     if as_json:
-        print_json({**result, "seconds": time.perf_counter() - began})
+        print_json({**result, "run": run, "seconds": time.perf_counter() - began})
 
 
-def evaluate_run(run: str, data: str | None, *, batch: int, device: str, as_json: bool, quiet: bool) -> None:
+def evaluate_run(run: str, data: str | None, *, batch: int, device: str, as_json: bool) -> None:
     """`tokenloom evaluate RUN [--data …]`."""
     from tokenloom.errors import UserError
     from tokenloom.tasks.frame.runs import load
@@ -42,17 +42,11 @@ def evaluate_run(run: str, data: str | None, *, batch: int, device: str, as_json
     task = load(run, device=device)
     began = time.perf_counter()
     metrics = task.evaluate(data, batch=batch)
-    result = {
-        **metrics,
-        "data": task.source if data is None else data,
-        "run": run,
-        "seconds": time.perf_counter() - began,
-    }
+    seconds = time.perf_counter() - began
     if as_json:
-        print_json(result)
-    elif not quiet:
-        for line in task.metric_lines(metrics):
-            print(line)
+        print_json({**metrics, "data": task.source if data is None else data, "run": run, "seconds": seconds})
+        return
+    print("\n".join(task.metric_lines(metrics)))
 
 
 def one_thread() -> None:

@@ -153,7 +153,10 @@ def _masked_block(
         bias = _as_four(bias).expand(-1, -1, N, M)[:, :, start:stop, low:high].to(Q.dtype)
     if mask is None:
         return scaled_dot_product_attention(Q, K, V, attn_mask=bias)
-    allowed = mask.allowed(torch.arange(start, stop, device=Q.device), torch.arange(low, high, device=Q.device))
+    if (start, stop, low, high) == (0, N, 0, M):
+        allowed = materialise(mask, N, M, Q.device)
+    else:
+        allowed = mask.allowed(torch.arange(start, stop, device=Q.device), torch.arange(low, high, device=Q.device))
     if mask.always_something(N, M):
         return scaled_dot_product_attention(Q, K, V, attn_mask=_as_four(_joined(allowed, bias)))
     something = allowed.any(-1, keepdim=True)

@@ -92,6 +92,7 @@ class KeyValueCache:
         # What is known of the lengths without asking the device: the longest, and whether all rows have it.
         self.longest, self.even = 0, True
         self._slots = torch.arange(capacity, device=like.device)[None]
+        self._rows = torch.arange(batch, device=like.device)[:, None]
         self._chunk: Chunk | None = None
         self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -116,8 +117,10 @@ class KeyValueCache:
         if self.even:
             self._chunk = Chunk(slots[:, self.longest :], slots, Causal(self.longest))
         else:
-            # Slots past a row's length hold leftovers; causality hides them, since slot = position.
-            self._chunk = Chunk(self.lengths[:, None] + self._slots[:, :N], slots, Causal(self.lengths))
+            # Slots past a row's length hold leftovers; causality hides them, since slot = position. A mask for one
+            # query is small enough to be made here once for all layers.
+            mask = Dense((slots <= self.lengths[:, None])[:, None], something=True) if N == 1 else Causal(self.lengths)
+            self._chunk = Chunk(self.lengths[:, None] + self._slots[:, :N], slots, mask)
         return self._chunk
 
     def _ring_chunk(self, N: int, W: int) -> Chunk:
@@ -127,10 +130,11 @@ class KeyValueCache:
             if self.even and self.longest < W:
                 return Chunk(positions, self._slots[:, : self.longest + 1], None)
             keys = self._slot_positions(self.lengths + 1)
-            return Chunk(positions, keys, None if self.even else Dense((keys >= 0)[:, None]))
+            return Chunk(positions, keys, None if self.even else Dense((keys >= 0)[:, None], something=True))
         keys = torch.cat((self._slot_positions(self.lengths), positions), dim=1)
         apart = positions[:, :, None] - keys[:, None, :]
-        return Chunk(positions, keys, Dense((keys[:, None] >= 0) & (apart >= 0) & (apart < W)))
+        visible = (keys[:, None] >= 0) & (apart >= 0) & (apart < W)
+        return Chunk(positions, keys, Dense(visible, something=True))
 
     def _slot_positions(self, lengths: Tensor) -> Tensor:
         """The position held by each slot of the ring, (B, window), when rows have these lengths; negative if empty."""
@@ -151,9 +155,8 @@ class KeyValueCache:
             values[:, :, start : start + N] = V
         else:
             slots = self._chunk.positions % self.capacity
-            rows = torch.arange(len(keys), device=keys.device)[:, None]
-            keys[rows, :, slots] = K.transpose(1, 2)
-            values[rows, :, slots] = V.transpose(1, 2)
+            keys[self._rows, :, slots] = K.transpose(1, 2)
+            values[self._rows, :, slots] = V.transpose(1, 2)
         seen = self._chunk.key_positions.shape[1]
         return keys[:, :, :seen], values[:, :, :seen]
 
@@ -193,6 +196,7 @@ class KeyValueCache:
         chosen.memories = [memory.select(rows) for memory in self.memories]
         chosen.capacity, chosen.window = self.capacity, self.window
         chosen.lengths, chosen._slots = self.lengths[rows], self._slots
+        chosen._rows = torch.arange(len(rows), device=self.lengths.device)[:, None]
         chosen.longest, chosen.even = self.longest, self.even
         chosen._chunk, chosen._waiting = None, {}
         if not self.even and len(rows):

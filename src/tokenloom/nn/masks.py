@@ -183,9 +183,11 @@ class Dense(Mask):
     """Any mask at all, written out.
 
     tensor: bool, (N, M), (B, N, M) or (B, H, N, M); True = may attend. Costs N·M bytes: the other kinds do not.
+    something: that its maker knows of no query left with nothing to attend to.
     """
 
     tensor: Tensor
+    something: bool = False
 
     def __post_init__(self) -> None:
         if self.tensor.dtype != torch.bool or self.tensor.dim() not in (2, 3, 4):
@@ -198,7 +200,12 @@ class Dense(Mask):
         part = self.tensor[..., queries, :][..., keys]
         return part[:, None] if part.dim() == 3 else part
 
+    def always_something(self, N: int, M: int) -> bool:
+        return self.something
+
 
 def materialise(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
     """The whole mask, bool, broadcastable to (B, H, N, M)."""
+    if isinstance(mask, Dense) and mask.tensor.shape[-2:] == (N, M):
+        return mask.tensor[:, None] if mask.tensor.dim() == 3 else mask.tensor  # no need of a copy
     return mask.allowed(torch.arange(N, device=device), torch.arange(M, device=device))

@@ -23,18 +23,19 @@ def make_norm(kind: str, width: int) -> nn.Module:
 
 
 class _ReluSquared(torch.autograd.Function):
-    """The derivative 2 max(x, 0) from one saved tensor in two passes; composed, it takes four and more memory."""
+    """The derivative 2 max(x, 0) from one saved tensor in three passes; composed, it takes more, and more memory."""
 
     @staticmethod
     def forward(ctx: Any, X: Tensor) -> Tensor:
+        # Saving X rather than max(X, 0) keeps the second derivative right, at no cost in memory.
+        ctx.save_for_backward(X)
         R = F.relu(X)
-        ctx.save_for_backward(R)
         return R * R
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (R,) = ctx.saved_tensors
-        return torch.mul(gradient, R).mul_(2)
+        (X,) = ctx.saved_tensors
+        return torch.mul(gradient, F.relu(X)).mul_(2)
 
 
 def relu_squared(X: Tensor) -> Tensor:

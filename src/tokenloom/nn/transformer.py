@@ -93,7 +93,7 @@ class TransformerLayer(nn.Module):
         Y = f(norm(X)) if self.pre_norm else f(X)
         if taps is not None:
             Y = taps.see(name, Y)
-        X = X + self.dropout(Y)
+        X = X + (self.dropout(Y) if self.training else Y)
         return X if self.pre_norm else norm(X)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +52,25 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON, atomically."""
-    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Everything that makes the model: each parameter once, and the buffers it keeps."""
     kept = set(model.state_dict())
     named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
-    return {name: tensor.detach().contiguous() for name, tensor in named.items()}
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    _sync(path)
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """The model's weights as one safetensors file, atomically."""
     beside = path.with_name(f".{path.name}.part")
-    save_file(model_tensors(model), beside)
-    _sync(beside)
+    _write_tensors(model_tensors(model), beside)
     beside.replace(path)
     _sync(path.parent)
 
@@ -96,8 +100,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
         if own[name].shape != tensors[name].shape:
             theirs, ours = tuple(tensors[name].shape), tuple(own[name].shape)
             raise UserError(f"{path}: {name} has shape {theirs}, the model needs {ours}")
+    put_tensors(model, tensors)
+
+
+def put_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `model_tensors`: copy every one into its place."""
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in model_tensors(model).items():
             tensor.copy_(tensors[name])
 
 
@@ -119,43 +128,41 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._put_back()
         final = self.path(step)
-        beside, old = self._hidden(final, "part"), self._hidden(final, "old")
+        beside = _hidden(final, "part")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         files = {"model.safetensors": model_tensors(model), "optimizer.safetensors": optimizer}
         for name, tensors in files.items():
-            save_file(tensors, beside / name)
-            _sync(beside / name)
+            _write_tensors(tensors, beside / name)
         described = {**state, "step": step, "sha256": {name: sha256(beside / name) for name in files}}
         write_json(beside / STATE, {**described, "own_sha256": _state_hash(described)})
         if final.exists():
-            final.replace(old)
+            final.replace(_hidden(final, "old"))
         beside.replace(final)
         _sync(self.folder)
         self._tidy(step, state.get("best_step"))
         return final
 
-    def _hidden(self, path: Path, kind: str) -> Path:
-        return path.with_name(f".{path.name}.{kind}")
-
     def _put_back(self) -> None:
-        """Undo a replacement that a kill cut short."""
+        """Finish or undo a replacement that a kill cut short."""
         for old in self.folder.glob(".step-*.old"):
             final = old.with_name(old.name[1 : -len(".old")])
-            if not final.exists():
+            if final.exists():
+                shutil.rmtree(old)
+            else:
                 old.replace(final)
 
     def _tidy(self, newest: int, best_step: int | None) -> None:
+        for left in [*self.folder.glob(".step-*.part"), *self.folder.glob(".step-*.old")]:
+            shutil.rmtree(left)
         steps = self.steps()
         recent = [step for step in steps if step <= newest][-self.keep :]
         for step in steps:
             if step not in recent and step != best_step:
-                # Renamed first, so that a kill leaves no half of a checkpoint under its name.
-                path = self.path(step)
-                path.replace(self._hidden(path, "part"))
-        for kind in ("part", "old"):
-            for left in self.folder.glob(f".step-*.{kind}"):
-                shutil.rmtree(left)
+                # Hidden first, so that a kill leaves no half of a checkpoint under its name.
+                hidden = _hidden(self.path(step), "part")
+                self.path(step).replace(hidden)
+                shutil.rmtree(hidden)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
@@ -202,6 +209,10 @@ class Checkpoints:
         raise UserError(
             damaged[0] if damaged else f"{self.folder}: holds no checkpoint to go on from; --overwrite starts anew"
         )
+
+
+def _hidden(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}")
 
 
 def _state_hash(state: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 from tokenloom.models.batch import Batch
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.parts import count_parameters
+from tokenloom.training.batches import BatchSource, count_targets
 from tokenloom.training.checkpoints import total_bytes
 from tokenloom.training.loop import Trainable, Trainer
-from tokenloom.training.machine import cores
+from tokenloom.training.machine import cores, precision_context
 from tokenloom.training.optimizers import hidden_matrices
 from tokenloom.training.settings import TrainingSettings
 
@@ -25,7 +25,7 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
 
     A product costs 2 operations a number forward and 4 backward. Attention's two products cost 2 × 2 × D a pair
     forward, three times that with backward, and causality halves the pairs. After Kaplan et al. 2020, section 2.1.
-    tokens: the length of a sequence.
+    tokens: the length of a sequence. Products alone are counted, not norms, activations and the optimiser.
     """
     linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
     widths = sum(part.heads * part.head_width for part in model.modules() if isinstance(part, MultiHeadAttention))
@@ -34,7 +34,11 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a training needs on its device, by what they hold."""
+    """Bytes that a training needs on its device, by what they hold.
+
+    Left out: what the framework itself takes, work space that lives for less than a step, and AdamW's step counters (4
+    bytes a parameter tensor).
+    """
 
     weights: int
     gradients: int
@@ -48,7 +52,10 @@ class Memory:
 
 
 def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings, batch: Batch) -> Memory:
-    """Weights, gradients and optimiser state by their sizes; activations as the tensors saved for backward."""
+    """Weights, gradients and optimiser state by their sizes; activations as the tensors saved for backward.
+
+    AdamW keeps two tensors of a parameter's size, Muon one. batch: a micro-batch.
+    """
     saved: dict[int, int] = {}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -59,10 +66,12 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
         return tensor
 
     device = next(model.parameters()).device
-    terms = {}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        precision_context(settings.machine, device),
+    ):
         terms = task.loss(model, batch.to(device))
-    del terms
+    del terms  # only now may what was saved be freed, and its addresses be used again
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = hidden_matrices(model) if settings.optimizer.optimizer == "muon" else set()
     one = total_bytes(p for name, p in model.named_parameters() if name in matrices)
@@ -78,16 +87,18 @@ def seconds_per_step(
     task: Trainable,
     model: nn.Module,
     settings: TrainingSettings,
-    batches: Callable[[int], list[Batch]],
+    batches: BatchSource,
     *,
     budget: float = 1.5,
 ) -> float:
     """The time of one step, measured on a copy of the model: the fastest of as many as fit in `budget` seconds."""
-    trial = Trainer(task, copy.deepcopy(model).train(), settings, batches)
+    # At rate 0 the work is the same, and no rate that the user chose can break the measurement.
+    still = replace(settings, optimizer=replace(settings.optimizer, rate=0.0, matrix_rate=0.0))
+    trial = Trainer(task, copy.deepcopy(model).train(), still, batches)
     best = float("inf")
     began = time.perf_counter()
     step = 0
-    while step < 3 or (time.perf_counter() - began < budget and step < 50):
+    while step < 2 or (time.perf_counter() - began < budget and step < 50):
         start = time.perf_counter()
         trial.step(step % 3, max(settings.steps or 0, 1000))
         if trial.device.type == "cuda":
@@ -99,7 +110,7 @@ def seconds_per_step(
 
 
 def choose_threads(
-    task: Trainable, model: nn.Module, settings: TrainingSettings, batches: Callable[[int], list[Batch]]
+    task: Trainable, model: nn.Module, settings: TrainingSettings, batches: BatchSource
 ) -> tuple[TrainingSettings, float]:
     """Settings with the number of threads decided, and seconds a step.
 
@@ -151,24 +162,35 @@ class Plan:
         return self.steps * self.seconds_per_step
 
 
+def evaluations(steps: int, cost: float) -> int:
+    """How often to measure the validation part in a training of some steps: 10 times, or less where that would take
+    more than 15 % of the time, but twice at least. cost: of one evaluation, in steps."""
+    return min(10, steps, max(2, int(0.15 * steps / cost) if cost else 10))
+
+
 def make_plan(
     task: Trainable,
     model: nn.Module,
     settings: TrainingSettings,
-    batches: Callable[[int], list[Batch]],
+    batches: BatchSource,
     steps_per_epoch: int,
     derived: dict[str, object],
+    evaluation: float = 0.0,
 ) -> Plan:
-    """Measure, and fix what the measurement decides: threads, and steps when minutes were given."""
+    """Measure, and fix what the measurement decides: threads, and steps when minutes were given.
+
+    evaluation: what measuring the validation part once costs, in steps (see `evaluations`).
+    """
     probe = batches(0)
     settings, seconds = choose_threads(task, model, settings, batches)
     if settings.minutes is not None:
-        # A little is kept back for evaluations and for saving.
-        steps = max(1, int(settings.minutes * 60 * 0.94 / seconds))
+        # A little is kept back for saving, and for steps that are slower than the fastest.
+        room = settings.minutes * 60 * 0.94 / seconds
+        steps = max(1, int(room - evaluations(int(room), evaluation) * evaluation))
         settings = replace(settings, steps=steps, minutes=None)
     steps = settings.steps or 1
     if settings.evaluate_every is None:
-        settings = replace(settings, evaluate_every=max(1, -(-steps // 10)))
+        settings = replace(settings, evaluate_every=-(-steps // evaluations(steps, evaluation)))
     if settings.schedule.warmup is None:
         settings = replace(settings, schedule=replace(settings.schedule, warmup=min(100, -(-steps // 20))))
     longest = max(stream.shape[1] for stream in probe[0].streams.values())
@@ -176,7 +198,7 @@ def make_plan(
         parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, longest),
         memory=measure_memory(task, model, settings, probe[0]),
-        targets_per_step=sum(sum(batch.counts().values()) for batch in probe),
+        targets_per_step=max(count_targets(probe).values(), default=0),
         seconds_per_step=seconds,
         settings=settings,
         derived=derived,

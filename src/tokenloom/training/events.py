@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenloom.training.estimate import Plan
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Prepared(Event):
 class Planned(Event):
     """The model is built and measured; nothing is trained yet."""
 
-    plan: Any
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,19 @@ class Baseline(Event):
 
 
 @dataclass(frozen=True)
+class Resumed(Event):
+    """Training goes on from the checkpoint of a step. damaged: a line on each newer checkpoint that is not whole."""
+
+    step: int
+    damaged: list[str]
+
+
+@dataclass(frozen=True)
 class Stepped(Event):
     """One optimiser step is done.
 
-    loss: over all counted targets of the step. targets: how many they were. rate: the factor on the peak rates. norm:
-    of the gradient, before clipping. seconds: since training began, without earlier sittings.
+    step: how many are done, of `steps`. loss: over all counted targets of the step. targets: how many they were. rate:
+    the factor on the peak rates. norm: of the gradient, before clipping. seconds: of training, all sittings together.
     """
 
     step: int
@@ -78,7 +89,11 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """Training is over. reason: "steps", "patience" or "interrupt"."""
+    """Training is over. reason: "steps", "patience" or "interrupt".
+
+    best: the metrics of the best evaluation, after `best_step` steps; empty and −1 if there was none. seconds: all
+    sittings together. clipped: in how many steps the gradient was clipped. notes: what else there is to say.
+    """
 
     step: int
     reason: str

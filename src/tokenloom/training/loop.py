@@ -6,16 +6,26 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tokenloom.data.samples import Samples
+from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
-from tokenloom.training.batches import Batches, Moment, evaluation_batches, seed_everything, step_seed
+from tokenloom.training.batches import (
+    Batches,
+    BatchSource,
+    Moment,
+    count_targets,
+    evaluation_batches,
+    seed_everything,
+    step_seed,
+)
 from tokenloom.training.checkpoints import Checkpoints, load_weights, read_tensors, save_weights
-from tokenloom.training.events import Evaluated, Event, Finished, Saved, Stepped
+from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
 from tokenloom.training.losses import Terms, Totals
 from tokenloom.training.machine import precision_context
 from tokenloom.training.optimizers import load_state_tensors, make_optimizers, set_rates, state_tensors
@@ -40,7 +50,7 @@ class Trainable(Protocol):
 
 
 class NonFiniteLoss(ArithmeticError):
-    """The loss or the gradient stopped being a number; the last good checkpoint is still there."""
+    """The loss, the gradient or the weights stopped being numbers. Nothing of them was saved."""
 
 
 class NoTargets(ArithmeticError):
@@ -67,10 +77,11 @@ def schedule_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
     return linear(step, steps, warmup, 0.8 if settings.decay_share is None else settings.decay_share)
 
 
-def evaluate(
-    task: Trainable, model: nn.Module, samples: Samples, *, batch: int = 64, context: Any = None
-) -> dict[str, Totals]:
-    """Every sample once, without dropout: sums and counts by term. Does not depend on the batch size."""
+def evaluate(task: Trainable, model: nn.Module, samples: Samples, *, batch: int = 64) -> dict[str, Totals]:
+    """Every sample once, without dropout: sums and counts by term. Does not depend on the batch size.
+
+    Raises NoTargets when there is nothing in the samples to measure.
+    """
     device = next(model.parameters()).device
     totals: dict[str, Totals] = {}
     was_training = model.training
@@ -78,25 +89,23 @@ def evaluate(
     with torch.no_grad():
         for part in evaluation_batches(samples, task.collate, batch):
             for name, term in task.loss(model, part.to(device)).items():
-                totals.setdefault(name, Totals()).update(term)
+                totals.setdefault(name, Totals(term.weight)).update(term)
     model.train(was_training)
+    if not any(total.count for total in totals.values() if total.weight):
+        raise NoTargets(f"none of the {len(samples.all()):,} samples to measure on has a target that counts")
     return totals
 
 
 class Trainer:
     """Model, optimisers and place in the data: what one optimiser step needs, and what a checkpoint holds."""
 
-    def __init__(
-        self,
-        task: Trainable,
-        model: nn.Module,
-        settings: TrainingSettings,
-        batches: Callable[[int], list[Batch]],
-    ) -> None:
+    def __init__(self, task: Trainable, model: nn.Module, settings: TrainingSettings, batches: BatchSource) -> None:
         self.task, self.model, self.settings, self.batches = task, model, settings, batches
         self.device = next(model.parameters()).device
         self.optimizers = make_optimizers(model, settings.optimizer)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise ValueError("nothing to train: no parameter of the model requires a gradient")
         self.forward: nn.Module = torch.compile(model) if settings.machine.compile else model  # type: ignore[assignment]
         self.progress = Progress()
 
@@ -106,28 +115,24 @@ class Trainer:
         loss = Σ over all micro-batches of the counted targets' losses ÷ their number, term by term.
         """
         micro = self.batches(step)
-        counts: dict[str, int] = {}
-        for batch in micro:
-            for name, count in batch.counts().items():
-                counts[name] = counts.get(name, 0) + count
+        counts = count_targets(micro)
         if not any(counts.values()):
-            raise NoTargets(f"step {step}: none of its samples has a target that counts")
+            raise NoTargets(f"step {step + 1}: none of its samples has a target that counts")
         loss = 0.0
         for number, batch in enumerate(micro):
             seed_everything(step_seed(self.settings.seed, step, number))
             with precision_context(self.settings.machine, self.device):
-                terms = self.task.loss(self.forward, batch.to(self.device))
-                total = sum(
-                    t.weight * t.sums.sum() / counts[name] for name, t in terms.items() if t.weight and counts.get(name)
-                )
-            assert isinstance(total, torch.Tensor)
-            total.backward()  # type: ignore[no-untyped-call]
-            loss += float(total.detach())
+                part = _weighted(self.task.loss(self.forward, batch.to(self.device)), counts)
+            if part.requires_grad:
+                part.backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach())
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"step {step}: the loss is {loss}; a lower --rate or --matrix-rate may help")
+            raise NonFiniteLoss(f"step {step + 1}: the loss is {loss}; a lower --rate or --matrix-rate may help")
         norm, clipped = self._clip()
         if not math.isfinite(norm):
-            raise NonFiniteLoss(f"step {step}: the gradient's norm is {norm}; a lower --rate may help")
+            raise NonFiniteLoss(
+                f"step {step + 1}: the norm of the gradient is {norm}; a lower --rate or --matrix-rate may help"
+            )
         set_rates(self.optimizers, schedule_factor(self.settings.schedule, step, steps))
         for optimizer in self.optimizers:
             optimizer.step()
@@ -142,28 +147,51 @@ class Trainer:
         value = float(norm)
         return value, 0 < limit < value
 
-    def save(self, checkpoints: Checkpoints, plan: str) -> Saved:
+    def check_finite(self) -> None:
+        """Raise NonFiniteLoss naming the first parameter that is not: such weights must not be saved."""
+        for name, parameter in self.model.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise NonFiniteLoss(
+                    f"step {self.progress.step}: {name} is no longer finite; a lower --rate or --matrix-rate may help"
+                )
+
+    def save(self, checkpoints: Checkpoints, plan: dict[str, str]) -> Saved:
         """Write a checkpoint of everything that the next step depends on."""
-        state = {"progress": vars(self.progress), "plan": plan}
+        progress = self.progress
+        state = {"progress": vars(progress), "plan": plan, "best_step": progress.best_step}
         tensors = state_tensors(self.model, self.optimizers)
-        path = checkpoints.save(
-            self.progress.step, self.model, tensors, {**state, "best_step": self.progress.best_step}
-        )
-        return Saved(self.progress.step, path)
+        return Saved(progress.step, checkpoints.save(progress.step, self.model, tensors, state))
 
-    def restore(self, checkpoints: Checkpoints, plan: str) -> list[str]:
-        """Go on from the newest whole checkpoint; returns one line for each newer one that is damaged."""
+    def restore(self, checkpoints: Checkpoints, plan: dict[str, str]) -> Resumed:
+        """Go on from the newest whole checkpoint. Raises UserError when it came from other data or another model."""
         state, folder, damaged = checkpoints.newest_whole()
-        if state["plan"] != plan:
-            from tokenloom.errors import UserError
-
+        changed = [name for name in plan if state["plan"].get(name) != plan[name]]
+        if changed:
+            also = ", or the batch or the seed," if changed[0] == "training" else ""
             raise UserError(
-                f"{folder}: was trained on other data, or with another --batch or --seed; --overwrite starts anew"
+                f"{folder}: the {changed[0]} data{also} are not those it was trained with; --overwrite starts anew"
             )
         load_weights(self.model, folder / "model.safetensors")
-        load_state_tensors(self.model, self.optimizers, read_tensors(folder / "optimizer.safetensors"))
+        path = folder / "optimizer.safetensors"
+        try:
+            load_state_tensors(self.model, self.optimizers, read_tensors(path))
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from error
         self.progress = Progress(**state["progress"])
-        return damaged
+        return Resumed(self.progress.step, damaged)
+
+
+def _weighted(terms: Terms, counts: dict[str, int]) -> Tensor:
+    """What a micro-batch adds to the loss of its step: Σ weight × sum ÷ the step's count of that term's targets."""
+    parts = []
+    for name, term in terms.items():
+        if term.weight and name not in counts:
+            raise ValueError(f"the loss term {name!r} has no targets of that name, only {sorted(counts)}")
+        if term.weight and counts[name]:
+            parts.append(term.weight * term.sums.sum() / counts[name])
+    if not parts:
+        raise NoTargets("no term of the loss has a target that counts")
+    return torch.stack(parts).sum()
 
 
 @dataclass(frozen=True)
@@ -171,14 +199,14 @@ class Run:
     """Where a training leaves what it makes: the checkpoints, and the weights of the best evaluation."""
 
     checkpoints: Checkpoints
-    weights: Any
+    weights: Path
 
 
 def fit(
     task: Trainable,
     model: nn.Module,
     settings: TrainingSettings,
-    batches: Batches,
+    batches: BatchSource,
     validation: Samples,
     *,
     run: Run | None = None,
@@ -187,45 +215,56 @@ def fit(
 ) -> Iterator[Event]:
     """Train until the steps are done, the patience is over, or `stop()` says so; yields what happens.
 
-    `settings.steps` and `evaluate_every` must be given. Raises NonFiniteLoss, and then keeps the last checkpoint.
+    settings: `steps` must be given. batches: a `Batches`, or any function from a step to its micro-batches, which must
+    give the same ones each time for resuming to be exact. run: where to save; nothing is kept without it. The model is
+    left as the last step made it. Whoever iterates may stop at any event.
+
+    Raises NonFiniteLoss, and then keeps the checkpoints that there are; NoTargets for a step or a validation part
+    without targets; UserError for a checkpoint that does not belong to this training.
     """
-    assert settings.steps is not None
+    if settings.steps is None or (resume and run is None):
+        raise ValueError("fit needs settings.steps, and a run to resume")
     steps, every = settings.steps, settings.evaluate_every or settings.steps
     trainer = Trainer(task, model, settings, batches)
-    plan = batches.fingerprint()
-    notes = trainer.restore(run.checkpoints, plan) if run is not None and resume else []
+    plan = {"validation": validation.fingerprint()}
+    if isinstance(batches, Batches):
+        plan["training"] = batches.fingerprint()
+    resumed = Resumed(0, [])
+    if run is not None and resume:
+        resumed = trainer.restore(run.checkpoints, plan)
+        yield resumed
     progress = trainer.progress
-    began, before = time.perf_counter(), progress.seconds
-    model.train()
+    began = time.perf_counter() - progress.seconds
     reason = "steps"
+    model.train()
     while progress.step < steps:
-        loss, targets, norm, clipped = trainer.step(progress.step, steps)
-        progress.step += 1
-        progress.clipped += clipped
-        progress.seconds = before + time.perf_counter() - began
-        rate = schedule_factor(settings.schedule, progress.step - 1, steps)
-        yield Stepped(progress.step, steps, loss, targets, rate, norm, clipped, progress.seconds)
-        if progress.step % every == 0 or progress.step == steps:
-            yield from _evaluated(trainer, validation, run)
-            progress.seconds = before + time.perf_counter() - began
-            if run is not None:
-                yield trainer.save(run.checkpoints, plan)
         if settings.patience is not None and progress.stale >= settings.patience:
             reason = "patience"
             break
-        if stop() and progress.step < steps:
+        loss, targets, norm, clipped = trainer.step(progress.step, steps)
+        rate = schedule_factor(settings.schedule, progress.step, steps)
+        progress.step += 1
+        progress.clipped += clipped
+        progress.seconds = time.perf_counter() - began
+        yield Stepped(progress.step, steps, loss, targets, rate, norm, clipped, progress.seconds)
+        evaluated = progress.step % every == 0 or progress.step == steps
+        if evaluated:
+            yield _evaluated(trainer, validation, run)
+            progress.seconds = time.perf_counter() - began
+        interrupted = progress.step < steps and stop()
+        if run is not None and (evaluated or interrupted):
+            yield _saved(trainer, run, plan)
+        if interrupted:
             reason = "interrupt"
-            if run is not None:
-                yield trainer.save(run.checkpoints, plan)
-                if progress.best_step < 0:
-                    save_weights(model, run.weights)
             break
-    yield Finished(progress.step, reason, progress.best_step, progress.best, progress.seconds, progress.clipped, notes)
+    best, notes = progress.best, resumed.damaged
+    yield Finished(progress.step, reason, progress.best_step, best, progress.seconds, progress.clipped, notes)
 
 
-def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Iterator[Event]:
+def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evaluated:
     """Measure the whole validation part, and keep the weights if they are the best so far."""
     progress = trainer.progress
+    trainer.check_finite()
     with precision_context(trainer.settings.machine, trainer.device):
         metrics = trainer.task.summarise(evaluate(trainer.task, trainer.model, validation))
     if not math.isfinite(metrics["loss"]):
@@ -236,4 +275,13 @@ def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Iterat
         progress.best, progress.best_step = metrics, progress.step
         if run is not None:
             save_weights(trainer.model, run.weights)
-    yield Evaluated(progress.step, metrics, best, progress.seconds)
+    return Evaluated(progress.step, metrics, best, progress.seconds)
+
+
+def _saved(trainer: Trainer, run: Run, plan: dict[str, str]) -> Saved:
+    """A checkpoint; and until there has been an evaluation, the weights as they are, so that the run can be used."""
+    trainer.check_finite()
+    saved = trainer.save(run.checkpoints, plan)
+    if trainer.progress.best_step < 0:
+        save_weights(trainer.model, run.weights)
+    return saved

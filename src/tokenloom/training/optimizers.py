@@ -89,9 +89,7 @@ def state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
     """All optimiser state as named tensors, `number/parameter/what`: for a checkpoint without pickle."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {
-        f"{number}/{names[id(parameter)]}/{what}": value.detach().contiguous()
-        if isinstance(value, Tensor)
-        else torch.tensor(value)
+        f"{number}/{names[id(parameter)]}/{what}": torch.as_tensor(value).detach()
         for number, optimizer in enumerate(optimizers)
         for parameter, state in optimizer.state.items()
         for what, value in state.items()

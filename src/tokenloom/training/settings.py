@@ -6,6 +6,8 @@ A field that is None is derived from the task's recipe; what was derived is prin
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,7 +31,7 @@ class OptimizerSettings:
     rate: float | None = option(None, "peak learning rate of AdamW")
     matrix_rate: float | None = option(None, "peak learning rate of Muon")
     weight_decay: float | None = option(None, "decoupled weight decay")
-    decay: Literal["matrices", "all"] = option("matrices", "which parameters decay: hidden matrices, or all")
+    decay: Literal["matrices", "all"] | None = option(None, "which parameters decay: hidden matrices, or all")
     beta2: float | None = option(None, "AdamW's second beta")
     clip: float | None = option(None, "clip the gradient's norm at this; 0 does not clip")
 
@@ -72,25 +74,31 @@ class TrainingSettings:
     machine: MachineSettings = field(default_factory=MachineSettings)
 
     def __post_init__(self) -> None:
-        for name, low in (("steps", 1), ("batch", 1), ("accumulate", 1), ("keep", 1), ("evaluate_every", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {low}")
-        if self.minutes is not None and not 0 < self.minutes < 1e6:
-            raise UserError(f"--minutes {self.minutes}: must be above 0")
         if self.steps is not None and self.minutes is not None:
             raise UserError("--steps and --minutes: give one of them, both say how long to train")
-        for owner, names in ((self.optimizer, ("rate", "matrix_rate", "weight_decay", "clip")),):
-            for name in names:
-                value = getattr(owner, name)
-                if value is not None and not 0 <= value < float("inf"):
-                    raise UserError(f"--{name.replace('_', '-')} {value}: must be a number from 0 up")
-        if self.machine.threads is not None and self.machine.threads < 1:
-            raise UserError(f"--threads {self.machine.threads}: must be at least 1")
+        values = {**vars(self), **vars(self.optimizer), **vars(self.schedule), **vars(self.machine)}
+        for name, (low, high, how) in LIMITS.items():
+            value = values[name]
+            # Written so that a value that is not a number is refused too.
+            if value is not None and not low <= value <= high:
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be {how}")
 
     def filled(self, recipe: dict[str, Any]) -> tuple[TrainingSettings, dict[str, Any]]:
-        """These settings with every None that the recipe knows replaced, and what was taken from the recipe."""
+        """These settings with every None that the recipe knows replaced, and what was taken from the recipe.
+
+        Given steps or minutes hold against both of the recipe's; of a recipe with both, the steps hold. Raises
+        ValueError for a recipe with a name that no setting has.
+        """
         taken: dict[str, Any] = {}
+        known = {
+            f.name for part in (self, self.optimizer, self.schedule, self.machine) for f in dataclasses.fields(part)
+        }
+        if unknown := sorted(set(recipe) - known):
+            raise ValueError(f"the recipe names settings that training does not have: {', '.join(unknown)}")
+        if self.steps is not None or self.minutes is not None:
+            recipe = {**recipe, "steps": None, "minutes": None}
+        elif recipe.get("steps") is not None:
+            recipe = {**recipe, "minutes": None}
 
         def fill(part: Any) -> Any:
             changes: dict[str, Any] = {}
@@ -105,13 +113,26 @@ class TrainingSettings:
         return fill(self), taken
 
 
+# What a number may be: from, to, and in words.
+AT_LEAST_1 = (1, math.inf, "at least 1")
+FROM_0 = (0, sys.float_info.max, "a number from 0 up")
+LIMITS: dict[str, tuple[float, float, str]] = {
+    **dict.fromkeys(("steps", "batch", "accumulate", "keep", "evaluate_every", "patience", "threads"), AT_LEAST_1),
+    **dict.fromkeys(("rate", "matrix_rate", "weight_decay", "clip", "warmup"), FROM_0),
+    "beta2": (0, math.nextafter(1, 0), "from 0 up to, but not including, 1"),
+    "decay_share": (0, 1, "from 0 to 1"),
+    "minutes": (1e-6, 1e6, "above 0, and below a million"),
+}
+
 # What holds when neither the user nor the task's recipe says otherwise.
 GENERAL_RECIPE: dict[str, Any] = {
+    "minutes": 5.0,
     "batch": 32,
     "optimizer": "muon",
     "rate": 3e-3,
     "matrix_rate": 0.02,
     "weight_decay": 0.05,
+    "decay": "matrices",
     "beta2": 0.95,
     "clip": 1.0,
     "schedule": "linear",

@@ -6,13 +6,12 @@ loop, the checkpoints, the command line know tasks by this contract alone.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -139,6 +138,10 @@ class Task(ABC):
         """What a simple method reaches on the same validation data."""
         return None
 
+    def example(self) -> str:
+        """Something that the trained model makes, to be shown after training; nothing by default."""
+        return ""
+
     def samples_of(self, data: str) -> Samples:
         """All of some other data as samples, to be measured on. By default their validation part."""
         return self.prepare(data).validation
@@ -148,8 +151,12 @@ class Task(ABC):
         return [f"{name + ':':<18} {value:.4f}" for name, value in metrics.items()]
 
     def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
-        """Metrics by name from the sums over a split. Lower `loss` is better."""
-        return {name: total.value for name, total in totals.items()}
+        """Metrics by name from the sums over a split. Lower `loss` is better.
+
+        By default `loss` = Σ weight × value over the terms that are minimised, and every other term is its own value.
+        """
+        minimised = [total.weight * total.value for total in totals.values() if total.weight and total.count]
+        return {name: total.value for name, total in totals.items()} | {"loss": sum(minimised)}
 
     def save_parts(self, folder: Path) -> dict[str, Any]:
         """Write what belongs to the run beside the weights (`tokenizer.json`); returns what config.json keeps."""
@@ -185,7 +192,7 @@ class Task(ABC):
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def to(self, device: str) -> Task:
+    def to(self, device: str) -> Self:
         """Move the model; `device` as in the settings ("auto", "cpu", "cuda", …)."""
         self.model.to(choose_device(device))
         return self
@@ -193,23 +200,21 @@ class Task(ABC):
     def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
         """Metrics over a whole validation split: that of `data` (see `samples_of`), or explicit samples.
 
-        Deterministic, and independent of the batch size. data: None measures on what the run was trained on.
+        Deterministic, and independent of the batch size. data: None measures on what the run was trained on. Raises
+        NoTargets when nothing in it can be measured.
         """
+        if batch < 1:
+            raise UserError(f"--batch {batch}: must be at least 1")
         if samples is None:
             samples = self.prepare(self.source).validation if data is None else self.samples_of(data)
         return self.summarise(evaluate(self, self.model, samples, batch=batch))
 
     @contextmanager
     def ready(self) -> Iterator[nn.Module]:
-        """The model set for use: no dropout, no gradients."""
+        """The model set for use, without dropout; afterwards as it was."""
         was_training = self.model.training
         self.model.eval()
         try:
             yield self.model
         finally:
             self.model.train(was_training)
-
-
-def replaced(settings: Any, **values: Any) -> Any:
-    """A settings dataclass with the values that were None filled in."""
-    return dataclasses.replace(settings, **{k: v for k, v in values.items() if getattr(settings, k) is None})

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task, guess_task
 from tokenloom.tasks.frame.runs import RunFolder, task_of
 from tokenloom.training.batches import Batches
-from tokenloom.training.checkpoints import Checkpoints, load_weights
+from tokenloom.training.checkpoints import Checkpoints, load_weights, model_tensors, put_tensors
 from tokenloom.training.estimate import Plan, make_plan
-from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Planned, Prepared, Saved, Stepped
+from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Planned, Prepared, Resumed, Saved, Stepped
 from tokenloom.training.loop import Run
 from tokenloom.training.loop import fit as run_loop
 from tokenloom.training.machine import choose_device
@@ -27,13 +29,18 @@ LOG_EVERY = 10
 
 @dataclass
 class Fitting:
-    """A training on its way. Iterate over it for its events; `task` holds the model afterwards."""
+    """A training on its way. Iterate over it for its events; `task` holds the model then and afterwards.
+
+    While it goes on, the model is the one being trained; in the end it has the weights of the best evaluation. Whoever
+    iterates may stop at any event, and keeps the model as it is.
+    """
 
     task: Task
     name: str
     data: str | None
     training: TrainingSettings
     folder: RunFolder | None
+    overwrite: bool = False
     resume: bool = False
     dry_run: bool = False
     stop: Callable[[], bool] = lambda: False
@@ -46,26 +53,30 @@ class Fitting:
         yield Planned(plan)
         if self.dry_run:
             return
-        if self.folder is not None and not self.resume:
-            self.folder.write_config(self.task, self.name, self.data, self.training)
+        if self.folder is not None:
+            self._open(self.folder)
         baseline = self.task.baseline(material)
         if baseline is not None:
             yield baseline
         yield from self._loop(material, baseline)
 
+    def _open(self, folder: RunFolder) -> None:
+        """Begin to write: everything that could be checked has been."""
+        if self.resume:
+            folder.update_training(self.training)
+            return
+        folder.make(overwrite=self.overwrite)
+        folder.write_config(self.task, self.name, self.data, self.training)
+
     def _plan(self, material: Material) -> Plan:
         """Build the model, fill in the settings, measure."""
-        recipe = {**GENERAL_RECIPE, **self.task.recipe(material)}
-        if self.training.minutes is not None:
-            recipe.pop("steps", None)
-            recipe.pop("minutes", None)
-        elif self.training.steps is not None or "steps" in recipe:
-            recipe.pop("minutes", None)
-        self.training, taken = self.training.filled(recipe)
+        self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
         self.task.model = self.task.build(self.training.seed).to(choose_device(self.training.machine.device))
         batches = self._batches(material)
         derived = {**self.task.derived(), **taken}
-        plan = make_plan(self.task, self.task.model, self.training, batches, batches.steps_per_epoch, derived)
+        # Measuring takes the forward third of the work of training.
+        cost = len(material.validation.all()) / (3 * batches.batch)
+        plan = make_plan(self.task, self.task.model, self.training, batches, batches.steps_per_epoch, derived, cost)
         self.training = plan.settings
         return plan
 
@@ -79,12 +90,8 @@ class Fitting:
         folder, run = self.folder, None
         if folder is not None:
             run = Run(Checkpoints(folder.checkpoints, self.training.keep), folder.weights)
-            if self.resume:
-                state, _, _ = run.checkpoints.newest_whole()
-                folder.truncate_metrics(state["step"])
-            else:
-                folder.metrics.write_text("", "utf-8")
-        recent: list[float] = []
+        recent: list[Stepped] = []
+        best: dict[str, Tensor] = {}
         events = run_loop(
             self.task,
             self.task.model,
@@ -98,30 +105,36 @@ class Fitting:
         for event in events:
             if folder is not None:
                 self._log(folder, event, recent)
+            elif isinstance(event, Evaluated) and event.best:
+                best = {name: tensor.clone() for name, tensor in model_tensors(self.task.model).items()}
             if isinstance(event, Finished):
-                self._finish(event, baseline)
+                self._finish(event, best, baseline)
             yield event
 
-    def _log(self, folder: RunFolder, event: Event, recent: list[float]) -> None:
-        if isinstance(event, Stepped):
-            recent.append(event.loss)
-            if event.step % LOG_EVERY == 0 or event.step == event.steps:
-                loss = sum(recent) / len(recent)
-                recent.clear()
-                row = {"step": event.step, "loss": loss, "rate": event.rate, "norm": event.norm}
-                folder.append_metrics({**row, "seconds": round(event.seconds, 3)})
+    def _log(self, folder: RunFolder, event: Event, recent: list[Stepped]) -> None:
+        """Keep in metrics.jsonl what happened: each evaluation, and the mean loss of every few steps."""
+        if isinstance(event, Resumed):
+            folder.truncate_metrics(event.step)
+        elif isinstance(event, Stepped):
+            recent.append(event)
         elif isinstance(event, Evaluated):
             row = {"step": event.step, **{f"validation_{k}": v for k, v in event.metrics.items()}}
             folder.append_metrics({**row, "seconds": round(event.seconds, 3)})
+        if recent and (recent[-1].step % LOG_EVERY == 0 or isinstance(event, Finished)):
+            loss, last = sum(step.loss for step in recent) / len(recent), recent[-1]
+            row = {"step": last.step, "loss": loss, "rate": last.rate, "norm": last.norm}
+            folder.append_metrics({**row, "seconds": round(last.seconds, 3)})
+            recent.clear()
 
-    def _finish(self, event: Finished, baseline: Baseline | None) -> None:
+    def _finish(self, event: Finished, best: dict[str, Tensor], baseline: Baseline | None) -> None:
         """Give the task the weights of the best evaluation, and draw the curve."""
+        if self.folder is not None:
+            if event.best_step >= 0:
+                load_weights(self.task.model, self.folder.weights)
+            draw_curve(self.folder, baseline)
+        elif best:
+            put_tensors(self.task.model, best)
         self.task.model.eval()
-        if self.folder is None:
-            return
-        if event.best_step >= 0 and self.folder.weights.is_file():
-            load_weights(self.task.model, self.folder.weights)
-        draw_curve(self.folder, baseline)
 
 
 def draw_curve(folder: RunFolder, baseline: Baseline | None) -> None:
@@ -153,14 +166,15 @@ def begin(
 ) -> Fitting:
     """Check everything that can be checked before the data are read, and return the training, not yet begun.
 
-    settings: of the task and of training, by flat name. Raises UserError for a name that neither has.
+    Nothing is written before the data have been read and the model built. settings: of the task and of training, by
+    flat name. Raises UserError for a name that neither has.
     """
+    source = None if data is None else str(data)
     folder = None if out is None else RunFolder(out)
     if resume:
-        if folder is None:
-            raise UserError("--resume: say which run with --out")
-        return _resumed(folder, settings, stop)
-    source = None if data is None else str(data)
+        if folder is None or overwrite:
+            raise UserError("--resume: say which run with --out, and do not ask for --overwrite")
+        return _resumed(folder, source, task, settings, dry_run=dry_run, stop=stop)
     guessed = ""
     if task is None:
         if source is None:
@@ -174,31 +188,56 @@ def begin(
     instance.source = source
     training = build(TrainingSettings, settings)
     choose_device(training.machine.device)
-    if folder is not None and not dry_run:
+    if dry_run:
+        folder = None
+    if folder is not None:
         folder.claim(overwrite=overwrite, resume=False)
     return Fitting(
-        instance, task, source, training, None if dry_run else folder, dry_run=dry_run, stop=stop, guessed=guessed
+        instance, task, source, training, folder, overwrite=overwrite, dry_run=dry_run, stop=stop, guessed=guessed
     )
 
 
-def _resumed(folder: RunFolder, settings: dict[str, Any], stop: Callable[[], bool]) -> Fitting:
-    """Go on with a run: its own settings hold, and none may be changed but how long it trains."""
+def _resumed(
+    folder: RunFolder,
+    data: str | None,
+    task: str | None,
+    settings: dict[str, Any],
+    *,
+    dry_run: bool,
+    stop: Callable[[], bool],
+) -> Fitting:
+    """Go on with a run: its own settings hold, and none may be changed but how long it trains, and on what machine.
+
+    data: the same data, when they lie elsewhere now; their content is held against the checkpoint.
+    """
     folder.claim(overwrite=False, resume=True)
     config = folder.read_config()
-    changed = sorted(set(settings) - {"steps", "device", "threads"})
-    if changed:
-        raise UserError(f"--resume: goes on with the run's own settings; {changed[0]} cannot be changed")
-    training = build(TrainingSettings, {**config["training"], **settings, "minutes": None})
-    return Fitting(task_of(config, folder), config["task"], config["data"], training, folder, resume=True, stop=stop)
+    instance = task_of(config, folder)
+    known = [type(instance).Settings, TrainingSettings]
+    refuse_unknown(config["training"], [TrainingSettings], f"{folder.config_file}: ")
+    refuse_unknown(settings, known)
+    own = {**config["settings"], **config["training"], "task": config["task"]}
+    for name, value in (settings if task is None else {**settings, "task": task}).items():
+        if name == "minutes":
+            raise UserError(f"--resume: the run's length is fixed at {own['steps']} steps; --steps changes it")
+        if name not in ("steps", "device", "threads") and value != own[name]:
+            raise UserError(f"--resume: {name} is {own[name]!r} in this run and cannot become {value!r}")
+    training = build(TrainingSettings, {**config["training"], **settings})
+    choose_device(training.machine.device)
+    instance.source = config["data"] if data is None else data
+    return Fitting(instance, config["task"], instance.source, training, folder, resume=True, dry_run=dry_run, stop=stop)
 
 
-def fit(data: str | Path | None = None, **arguments: Any) -> Iterator[Event]:
-    """Train, event by event: `for event in tokenloom.fit("text.txt", steps=500): …`. Arguments as for `train`."""
-    yield from begin(data, **arguments)
+def fit(data: str | Path | None = None, **arguments: Any) -> Fitting:
+    """Train, event by event: `for event in tokenloom.fit("text.txt", steps=500): …`. Arguments as for `train`.
+
+    What is returned also holds the task, with its model: `fitting = tokenloom.fit(…)`, then `fitting.task`.
+    """
+    return begin(data, **arguments)
 
 
 def train(data: str | Path | None = None, **arguments: Any) -> Task:
-    """Train on some data and return the trained task.
+    """Train on some data and return the trained task, with the weights of the best evaluation.
 
     data: a path or the name of a built-in data set. task: guessed from the data when not given. out: the run folder;
     None keeps nothing on disk. overwrite, resume: what to do when it is there. Everything else is a setting of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -78,30 +79,33 @@ def refuse_unknown(values: Mapping[str, Any], classes: Iterable[type], where: st
 
 def fitting(name: str, value: Any, hint: Any) -> Any:
     """The value, if it is of the type; an int passes for a float. Raises UserError otherwise."""
-    if _fits(value, hint):
-        return float(value) if _wants_float(hint) and type(value) is int else value
-    raise UserError(f"{name}: {value!r} is not {_described(hint)}")
+    try:
+        return _fitted(value, hint)
+    except TypeError:
+        raise UserError(f"{name}: {value!r} is not {_described(hint)}") from None
 
 
-def _wants_float(hint: Any) -> bool:
-    return hint is float or (get_origin(hint) in (Union, types.UnionType) and float in get_args(hint))
-
-
-def _fits(value: Any, hint: Any) -> bool:
+def _fitted(value: Any, hint: Any) -> Any:
+    """The value as the type has it. Raises TypeError when it is of another type, however close (True is no number)."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin in (list, tuple):
-        return isinstance(value, list | tuple) and all(_fits(one, get_args(hint)[0]) for one in value)
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is float:
-        return type(value) in (int, float)
-    if hint is Any:
-        return True
-    return type(value) is hint
+        for one in get_args(hint):
+            try:
+                return _fitted(value, one)
+            except TypeError:
+                continue
+    elif origin is Literal:
+        if any(type(value) is type(one) and value == one for one in get_args(hint)):
+            return value
+    elif origin in (list, tuple):
+        if isinstance(value, list | tuple):
+            return origin(_fitted(one, get_args(hint)[0]) for one in value)
+    elif hint is float:
+        if type(value) in (int, float):
+            return float(value)
+    elif hint is Any or type(value) is hint or (hint is None and value is None):
+        return value
+    raise TypeError
 
 
 def _described(hint: Any) -> str:
@@ -123,18 +127,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--config {path}: cannot be read ({error})") from error
     if path.suffix in (".yaml", ".yml"):
-        try:
-            import yaml
-        except ImportError as error:
-            raise UserError(f"--config {path}: reading YAML needs pip install 'tokenloom[yaml]'") from error
-        try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"--config {path}: {' '.join(str(error).split())}") from error
+        data = _read_yaml(text, path)
     else:
         import tomllib
 
@@ -147,6 +144,31 @@ def read_config(path: str | Path) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     _spread(data, flat, path)
     return flat
+
+
+def _read_yaml(text: str, path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError(f"--config {path}: reading YAML needs pip install 'tokenloom[yaml]'") from error
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Refuses a key given twice, where YAML's own takes the last; reads 3e-3 as the number that it is."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise UserError(f"--config {path}: {key} is given twice")
+            return super().construct_mapping(node, deep)
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"--config {path}: {' '.join(str(error).split())}") from error
 
 
 def _spread(data: dict[str, Any], flat: dict[str, Any], path: Path) -> None:

@@ -18,10 +18,20 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Task
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task
-from tokenloom.training.checkpoints import load_weights, write_json
+from tokenloom.training.checkpoints import load_weights, write_atomically, write_json
 from tokenloom.training.settings import TrainingSettings
 
 FORMAT = 1
+
+# What a config must hold beside its format.
+CONFIG: dict[str, type | tuple[type, ...]] = {
+    "task": str,
+    "data": (str, type(None)),
+    "settings": dict,
+    "model": dict,
+    "training": dict,
+    "parts": dict,
+}
 
 
 class RunFolder:
@@ -36,33 +46,36 @@ class RunFolder:
         self.curve = self.path / "loss.png"
 
     def claim(self, *, overwrite: bool, resume: bool) -> None:
-        """Make the folder ready for a training. Raises UserError, before any work, when it cannot be."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--out {self.path}: is a file; give the name of a folder")
-        if resume and not self.config_file.is_file():
-            raise UserError(f"--resume: {self.path} holds no run to go on with")
-        occupied = self.path.is_dir() and any(self.path.iterdir())
-        if occupied and not (overwrite or resume):
-            raise UserError(f"--out {self.path}: is there already; --overwrite starts anew, --resume goes on with it")
-        if occupied and overwrite:
-            self._clear()
+        """Check that a training may write here, and change nothing. Raises UserError, before any work, when not."""
+        if resume:
+            self.read_config()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
-        except OSError as error:
-            raise UserError(f"--out {self.path}: cannot be written ({os.strerror(error.errno or 0)})") from error
+            if self.path.exists() and not self.path.is_dir():
+                raise UserError(f"--out {self.path}: is a file; give the name of a folder")
+            occupied = self.path.is_dir() and any(self.path.iterdir())
+            if occupied and not (overwrite or resume):
+                raise UserError(
+                    f"--out {self.path}: is there already; --overwrite starts anew, --resume goes on with it"
+                )
+            if occupied and not self.config_file.is_file():
+                raise UserError(f"--overwrite: {self.path} is not a run (it has no config.json); give another --out")
+            _try_to_write(self.path)
+        except (OSError, ValueError) as error:
+            why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            raise UserError(f"--out {self.path}: cannot be written ({why})") from error
 
-    def _clear(self) -> None:
-        """Remove an earlier run, but never a folder that is no run."""
-        if not self.config_file.is_file():
-            raise UserError(f"--overwrite: {self.path} is not a run (it has no config.json); give another --out")
-        for name in ("checkpoints", "config.json", "model.safetensors", "metrics.jsonl", "loss.png", "loss-dark.png"):
-            path = self.path / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+    def make(self, *, overwrite: bool) -> None:
+        """Make the folder. What an earlier run left in it is removed if that may be, and else refused (UserError)."""
+        if self.config_file.is_file():
+            if not overwrite:
+                raise UserError(f"--out {self.path}: another training has begun there meanwhile")
+            # The config comes last: without it the folder would no longer pass for a run.
+            for path in (self.checkpoints, self.weights, self.metrics, self.curve, self.config_file):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def write_config(self, task: Task, name: str, data: str | None, training: TrainingSettings) -> None:
         """Everything needed to rebuild the task, once its parts and sizes are settled."""
@@ -82,17 +95,24 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """The config. Raises UserError when this is no run, or one of a format that is not known."""
+        if not self.path.exists():
+            raise UserError(f"{self.path}: there is no such run")
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run (it has no config.json)")
         try:
             config: dict[str, Any] = json.loads(self.config_file.read_text("utf-8"))
             if config["format"] != FORMAT:
                 raise UserError(f"{self.config_file}: format {config['format']}; this tokenloom reads format {FORMAT}")
-            for key in ("task", "data", "settings", "model", "training", "parts"):
-                config[key]
+            for key, kind in CONFIG.items():
+                if not isinstance(config[key], kind):
+                    raise TypeError(f"{key} is {config[key]!r}")
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.config_file}: damaged ({type(error).__name__}: {error})") from error
         return config
+
+    def update_training(self, training: TrainingSettings) -> None:
+        """Keep the training settings that hold from now on."""
+        write_json(self.config_file, {**self.read_config(), "training": flatten(training)})
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl."""
@@ -101,26 +121,47 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl that are whole."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         if self.metrics.is_file():
-            for line in self.metrics.read_text("utf-8").splitlines():
+            for line in self.metrics.read_text("utf-8", errors="replace").splitlines():
                 try:
-                    rows.append(json.loads(line))
+                    row = json.loads(line)
                 except ValueError:
                     continue  # the last line of a run that was killed
+                if isinstance(row, dict) and "step" in row:
+                    rows.append(row)
         return rows
 
     def truncate_metrics(self, step: int) -> None:
         """Drop what was written after a step: a resumed run writes it again."""
         kept = [row for row in self.read_metrics() if row["step"] <= step]
-        self.metrics.write_text("".join(json.dumps(row) + "\n" for row in kept), "utf-8")
+        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write into a folder that may not be there yet, and leave everything as it was. Raises OSError."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for path in made:
+            if path.is_dir():
+                path.rmdir()
 
 
 def task_of(config: dict[str, Any], folder: RunFolder) -> Task:
-    """The task that a config describes, with its settings and parts but without a model."""
+    """The task that a config describes, with its settings and parts but without a model.
+
+    Raises UserError when the config does not fit the task, or the parts are not those of the run.
+    """
     cls = find_task(config["task"])
     refuse_unknown(config["settings"], [cls.Settings], f"{folder.config_file}: ")
-    task = cls(build(cls.Settings, config["settings"]))
+    try:
+        task = cls(build(cls.Settings, config["settings"]))
+    except UserError as error:
+        raise UserError(f"{folder.config_file}: {error}") from error
     task.model_config, task.source = config["model"], config["data"]
     task.load_parts(folder.path, config["parts"])
     return task
@@ -133,13 +174,15 @@ def load(path: str | Path, *, device: str = "cpu") -> Task:
     UserError naming the file and the first difference.
     """
     folder = RunFolder(path)
-    if not folder.path.exists():
-        raise UserError(f"{folder.path}: there is no such run")
     config = folder.read_config()
     task = task_of(config, folder)
     if not folder.weights.is_file():
         raise UserError(f"{folder.weights}: missing; the run was stopped before its first evaluation")
-    task.model = task.build(seed=0)
+    try:
+        task.model = task.build(seed=0)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder.config_file}: no model can be built from it ({what})") from error
     load_weights(task.model, folder.weights)
     task.model.eval()
     return task.to(device)

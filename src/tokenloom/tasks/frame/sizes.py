@@ -21,14 +21,14 @@ class Dial:
 def _dial(depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0) -> Dial:
     sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
     # Muon's rate holds over widths, AdamW's falls with them.
-    rates = {"matrix_rate": 0.03, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
+    rates = {"matrix_rate": 0.02, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
     return Dial(sizes, dropout, {"batch": batch, **rates, "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0})
 
 
 DIAL = {
     "nano": _dial(2, 64, 4, 64, 32),
-    "tiny": _dial(3, 96, 4, 128, 24),
-    "small": _dial(4, 128, 4, 128, 24),
+    "tiny": _dial(3, 96, 4, 128, 16),
+    "small": _dial(4, 128, 4, 256, 12),
     "medium": _dial(6, 256, 8, 256, 16, 0.1),
     "large": _dial(8, 512, 8, 512, 16, 0.1),
 }

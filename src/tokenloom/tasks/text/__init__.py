@@ -1,0 +1,1 @@
+"""What the tasks on text share: how they go on with text, and the line that they have to beat."""

@@ -1,0 +1,113 @@
+"""A task as a user would write one in a file of their own: which digit follows two digits? The rule is their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tokenloom.data.samples import ListSamples
+from tokenloom.errors import UserError
+from tokenloom.models.batch import IGNORE, Batch, Stream
+from tokenloom.tasks.frame.base import Example, Material, Show, Task
+from tokenloom.training.batches import Moment
+from tokenloom.training.losses import Term, Terms, cross_entropy_term
+from tokenloom.training.settings import option
+
+
+@dataclass(frozen=True)
+class SumsSettings:
+    """Sizes, and how often a sample is hidden from training."""
+
+    width: int = option(8, "features of a digit")
+    dropout: float = option(0.1, "share of activations dropped in training")
+    hidden: float = option(0.2, "share of the samples that do not count, drawn anew at each step")
+
+
+class SumsModel(nn.Module):
+    """Two embedded digits → a linear map → the logits of the third."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.digits = nn.Embedding(10, width)
+        self.mix = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.readout = nn.Linear(width, 10)
+
+    def forward(self, batch: Batch, cache: None = None, taps: None = None) -> torch.Tensor:
+        X = self.digits(batch["digits"].tokens).flatten(1)
+        logits: torch.Tensor = self.readout(self.dropout(torch.tanh(self.mix(X))))
+        return logits
+
+
+@dataclass(frozen=True)
+class AddOptions:
+    """The two digits."""
+
+    digits: str = option("12", "two digits")
+
+
+class Sums(Task):
+    """Lines of three digits; the first nine tenths train."""
+
+    name = "digit-sums"
+    summary = "learn which digit follows two digits"
+    Settings = SumsSettings
+    models: ClassVar[Mapping[str, str]] = {"linear": "two embedded digits and a linear map"}
+    uses: ClassVar[Mapping[str, type]] = {"predict": AddOptions}
+
+    def prepare(self, data: str | None) -> Material:
+        assert data is not None
+        try:
+            lines = Path(data).read_text("utf-8").split()
+        except OSError as error:
+            raise UserError(f"{data}: cannot be read") from error
+        rows = [tuple(int(c) for c in line) for line in lines]
+        cut = len(rows) * 9 // 10
+        self.model_config = self.model_config or {"width": self.settings.width, "dropout": self.settings.dropout}
+        return Material(ListSamples(rows[:cut]), ListSamples(rows[cut:]), [f"lines: {len(rows)}"], {"lines": len(rows)})
+
+    def build(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            return SumsModel(**self.model_config)
+
+    def collate(self, samples: Any, moment: Moment) -> Batch:
+        digits = torch.tensor(samples)
+        targets = digits[:, 2].clone()
+        if moment.training:
+            for row in range(len(targets)):
+                if moment.random(row).random() < self.settings.hidden:
+                    targets[row] = IGNORE
+        return Batch({"digits": Stream(ids=digits[:, :2])}, {"loss": targets})
+
+    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        targets = batch.targets["loss"]
+        logits = model(batch)
+        term = cross_entropy_term(logits, targets)
+        return {"loss": term, "accuracy": Term((logits.argmax(-1) == targets).float(), term.counts, weight=0.0)}
+
+    def recipe(self, material: Material) -> dict[str, Any]:
+        return {"steps": 40, "batch": 16, "rate": 0.02}
+
+    def use(self, verb: str, options: AddOptions, show: Show) -> dict[str, Any]:
+        digits = torch.tensor([[int(c) for c in options.digits]])
+        with self.ready() as model, torch.no_grad():
+            answer = int(model(Batch({"digits": Stream(ids=digits)})).argmax())
+        show(f"{answer}\n")
+        return {"answer": answer}
+
+    @classmethod
+    def examples(cls, folder: Path) -> Mapping[str, Example]:
+        return {}
+
+
+def write_sums(path: Path, lines: int = 120, offset: int = 0) -> str:
+    """Data for the task. offset: of the rule, so that other data of the same length can be made."""
+    pairs = [(i * 7 + i // 10) % 100 for i in range(lines)]
+    path.write_text("\n".join(f"{p:02}{(p // 10 + p % 10 + offset) % 10}" for p in pairs), encoding="utf-8")
+    return str(path)

@@ -1,0 +1,156 @@
+"""Which tasks there are, and how a file of one's own becomes one."""
+
+from pathlib import Path
+
+import own_task
+import pytest
+
+import tokenloom.tasks
+from tokenloom.errors import UserError
+from tokenloom.tasks.frame.base import Task
+from tokenloom.tasks.frame.flat import build, options
+from tokenloom.tasks.frame.registry import find_task, guess_task, task_names
+
+OWN = Path(own_task.__file__)
+
+
+def test_every_module_of_tasks_is_a_task() -> None:
+    names = task_names()
+    assert "text-generation" in names
+    (folder,) = tokenloom.tasks.__path__
+    modules = {path.stem for path in Path(folder).glob("*.py")} - {"__init__"}
+    assert names == sorted(module.replace("_", "-") for module in modules)
+    for name in names:
+        task = find_task(name)
+        assert task.name == name
+        assert task.summary
+        assert task.models
+        assert list(options(task.Settings))
+        assert all(option.help for option in options(task.Settings)), "each setting says what it is for"
+        assert all(option.help for use in task.uses.values() for option in options(use))
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"^no task 'text-generatoin'; did you mean text-generation\? There are "):
+        find_task("text-generatoin")
+    with pytest.raises(UserError, match=r"^no task 'qqq'\. There are .*text-generation.*file\.py:ClassName$"):
+        find_task("qqq")
+
+
+@pytest.mark.parametrize("name", ["frame", "text_generation", "", "os", "../text-generation"])
+def test_what_is_no_task_is_none(name: str) -> None:
+    with pytest.raises(UserError, match="no task"):
+        find_task(name)
+
+
+def test_a_text_is_guessed_and_the_guess_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "poem.txt"
+    path.write_text("a rose\n" * 10)
+    name, why = guess_task(str(path))
+    assert name == "text-generation"
+    assert why
+
+
+def test_data_that_no_task_accepts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in task_names():
+        monkeypatch.setattr(find_task(name), "accepts", classmethod(lambda cls, data: None))
+    with pytest.raises(UserError, match="no task recognises these data; say which with --task"):
+        guess_task("something")
+
+
+# Files of one's own.
+
+
+def write(folder: Path, text: str, name: str = "mine.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_class_in_a_file_of_ones_own() -> None:
+    task = find_task(f"{OWN}:Sums")
+    assert issubclass(task, Task)
+    assert task.name == "digit-sums"
+    assert build(task.Settings, {"width": 4}).width == 4  # type: ignore[attr-defined]
+
+
+def test_a_path_relative_to_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "größe und mehr"
+    folder.mkdir()
+    write(folder, OWN.read_text())
+    monkeypatch.chdir(folder)
+    assert find_task("./mine.py:Sums").name == "digit-sums"
+    assert find_task("mine.py:Sums").name == "digit-sums"
+    assert find_task(f"{folder / 'mine.py'}:Sums").name == "digit-sums"
+
+
+def test_a_file_may_have_the_name_of_a_module_and_hides_it_from_no_one(tmp_path: Path) -> None:
+    import json
+
+    assert find_task(f"{write(tmp_path, OWN.read_text(), 'json.py')}:Sums").name == "digit-sums"
+    import json as again
+
+    assert again is json
+    assert json.loads("1") == 1
+
+
+def test_a_file_that_was_changed_is_read_anew(tmp_path: Path) -> None:
+    path = write(tmp_path, OWN.read_text())
+    find_task(f"{path}:Sums")
+    path.write_text(OWN.read_text().replace("digit-sums", "digit-products"))
+    assert find_task(f"{path}:Sums").name == "digit-products"
+
+
+HEAD = "from tokenloom.tasks.frame.base import Task\n"
+FAULTS = {
+    "no such file": (None, "X", "there is no such file"),
+    "syntax": ("def broken(:\n", "X", "cannot be imported: SyntaxError"),
+    "an error inside": ("1 / 0\n", "X", "cannot be imported: ZeroDivisionError: division by zero"),
+    "a missing module": ("import not_there_at_all\n", "X", "cannot be imported: ModuleNotFoundError"),
+    "another name": (
+        HEAD + "class Mine(Task):\n    pass\n",
+        "Mnie",
+        "no Task of that name in the file; did you mean Mine?",
+    ),
+    "no class": (HEAD + "X = 3\n", "X", "no Task of that name in the file"),
+    "a class of another kind": ("class X:\n    pass\n", "X", "no Task of that name in the file"),
+    "an empty name": (HEAD, "", "no Task of that name in the file"),
+    "no settings": (HEAD + "class X(Task):\n    name = 'x'\n    summary = 'x'\n", "X", "sets no `Settings`"),
+    "settings that are none": (
+        OWN.read_text().replace("    Settings = SumsSettings\n", "    Settings = dict\n"),
+        "Sums",
+        "has `Settings` that are no dataclass",
+    ),
+    "methods missing": (
+        OWN.read_text().replace("    def build(", "    def bild(").replace("    def loss(", "    def los("),
+        "Sums",
+        "does not fill in build, loss",
+    ),
+    "a setting that training has": (
+        OWN.read_text().replace("    width: int", '    seed: int = option(1, "x")\n    width: int'),
+        "Sums",
+        "has settings that training has already: seed",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_that_is_not_right_is_refused_by_name_in_one_line(fault: str, tmp_path: Path) -> None:
+    text, name, message = FAULTS[fault]
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        find_task(f"{path}:{name}")
+    assert str(caught.value).startswith(f"--task {path}")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    import sys
+
+    before = set(sys.modules)
+    with pytest.raises(UserError):
+        find_task(f"{write(tmp_path, '1 / 0')}:X")
+    assert set(sys.modules) == before

@@ -1,0 +1,406 @@
+"""Saves are all-or-nothing, loads are strict, and a kill at any instant leaves a checkpoint that loads."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tokenloom.errors import UserError
+from tokenloom.training import checkpoints as module
+from tokenloom.training.checkpoints import (
+    Checkpoints,
+    load_weights,
+    model_tensors,
+    put_tensors,
+    read_tensors,
+    save_weights,
+    total_bytes,
+    write_atomically,
+    write_json,
+)
+
+
+class Small(nn.Module):
+    """Two maps, one of them tied; a buffer that is kept, and one that is not."""
+
+    def __init__(self, value: float = 0.0, width: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("kept", torch.full((2,), value))
+        self.register_buffer("derived", torch.full((2,), value), persistent=False)
+        with torch.no_grad():
+            self.first.weight.fill_(value)
+            self.first.bias.fill_(value + 0.5)
+
+
+def state_of(step: int) -> dict[str, torch.Tensor]:
+    return {"0/first.weight/exp_avg": torch.full((3, 3), float(step))}
+
+
+def save(checkpoints: Checkpoints, step: int, best_step: int | None = None) -> Path:
+    return checkpoints.save(step, Small(float(step)), state_of(step), {"best_step": best_step, "more": [1, 0.1]})
+
+
+# Weights.
+
+
+def test_weights_come_back_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model = Small()
+    with torch.no_grad():
+        model.first.weight.copy_(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)))
+    save_weights(model, path)
+    other = Small(9.0)
+    load_weights(other, path)
+    assert all(
+        torch.equal(a, b) for a, b in zip(model_tensors(model).values(), model_tensors(other).values(), strict=True)
+    )
+    assert other.derived.tolist() == [9, 9], "what is not kept is not touched"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.safetensors"]
+
+
+def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_weights(Small(2.0), path)
+    assert set(load_file(path)) == {"first.weight", "first.bias", "kept"}
+    other = Small(7.0)
+    load_weights(other, path)
+    assert other.second.weight is other.first.weight
+    assert other.second.weight.tolist() == [[2.0] * 3] * 3
+
+
+def test_a_parameter_that_lies_crosswise_in_memory_is_saved_and_restored(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+
+    def make() -> nn.Module:
+        model = nn.Module()
+        model.crosswise = nn.Parameter(torch.zeros(4, 3).T)
+        return model
+
+    model, other = make(), make()
+    with torch.no_grad():
+        model.crosswise.copy_(torch.arange(12.0).view(3, 4))
+    assert not model.crosswise.is_contiguous()
+    save_weights(model, path)
+    load_weights(other, path)
+    assert torch.equal(other.crosswise, model.crosswise)
+
+
+def test_weights_in_memory_are_put_back() -> None:
+    model = Small(1.0)
+    kept = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    with torch.no_grad():
+        model.first.weight.fill_(5)
+    put_tensors(model, kept)
+    assert model.first.weight.unique().tolist() == [1.0]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200] if path.stat().st_size > 200 else b"")
+
+
+def altered(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(raw)
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return write
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut": (cut, "damaged or not a safetensors file"),
+    "text": (lambda path: path.write_text("not a model"), "damaged or not a safetensors file"),
+    "empty": (lambda path: path.write_bytes(b""), "damaged or not a safetensors file"),
+    "gone": (lambda path: path.unlink(), "no such file"),
+    "key missing": (changed(lambda t: t.pop("first.bias")), "lacks first.bias"),
+    "key too many": (changed(lambda t: t.update(third=torch.zeros(1))), "has third, which the model does not"),
+    "other shape": (
+        changed(lambda t: t.update({"first.bias": torch.zeros(4)})),
+        r"first.bias has shape \(4,\).*\(3,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_weights_that_do_not_fit_are_refused_by_name(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_weights(Small(1.0), path)
+    harm, message = DAMAGES[damage]
+    harm(path)
+    model = Small(7.0)
+    with pytest.raises(UserError, match=message) as caught:
+        load_weights(model, path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert model.first.weight.unique().tolist() == [7.0], "nothing was half loaded"
+
+
+# Checkpoints.
+
+
+def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    path = save(checkpoints, 5, best_step=5)
+    assert path == checkpoints.path(5)
+    assert sorted(p.name for p in path.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    state, folder = checkpoints.read(5)
+    assert folder == path
+    assert state["step"] == 5
+    assert state["more"] == [1, 0.1]
+    assert read_tensors(path / "optimizer.safetensors")["0/first.weight/exp_avg"].unique().tolist() == [5]
+    model = Small()
+    load_weights(model, path / "model.safetensors")
+    assert model.first.weight.unique().tolist() == [5]
+
+
+def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    best = {1: 1, 2: 2, 3: 2, 4: 2, 5: 2, 6: 6, 7: 6, 8: 6}
+    for step, best_step in best.items():
+        save(checkpoints, step, best_step)
+        expected = sorted({*range(max(1, step - 1), step + 1), best_step})
+        assert checkpoints.steps() == expected, f"after step {step}"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{s:08d}" for s in (6, 7, 8)]
+
+
+def test_one_is_enough_and_none_needs_to_be_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2, 3):
+        checkpoints.save(step, Small(), {}, {})
+        assert checkpoints.steps() == [step]
+
+
+def test_going_back_removes_what_came_later(tmp_path: Path) -> None:
+    """Resumed from step 10 because 20 is damaged: with keep=1, the new checkpoint of 15 must not give way to 20."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 10, best_step=10)
+    save(checkpoints, 20, best_step=10)
+    cut(checkpoints.path(20) / "model.safetensors")
+    assert checkpoints.newest_whole()[0]["step"] == 10
+    save(checkpoints, 15, best_step=10)
+    assert checkpoints.steps() == [10, 15]
+
+
+def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 3)
+    checkpoints.save(3, Small(8.0), state_of(8), {})
+    _, folder, damaged = checkpoints.newest_whole()
+    assert not damaged
+    assert load_file(folder / "model.safetensors")["first.weight"].unique().tolist() == [8]
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("harm", [cut, altered, Path.unlink, lambda path: path.write_text("{}")])
+def test_a_damaged_file_is_refused_by_name_and_the_one_before_is_taken(
+    name: str, harm: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    file = checkpoints.path(2) / name
+    harm(file)
+    with pytest.raises(UserError) as caught:
+        checkpoints.read(2)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    state, folder, damaged = checkpoints.newest_whole()
+    assert state["step"] == 1
+    assert folder == checkpoints.path(1)
+    assert damaged == [str(caught.value)]
+
+
+def test_a_state_that_was_edited_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    file = save(checkpoints, 2) / "state.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({**state, "more": [2, 0.1]}))
+    with pytest.raises(UserError, match=r"state\.json: altered"):
+        checkpoints.read(2)
+    file.write_text(json.dumps([1]))
+    with pytest.raises(UserError, match=r"state\.json: damaged"):
+        checkpoints.read(2)
+
+
+def test_numbers_that_are_not_finite_survive_in_the_state(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, Small(), {}, {"best": {"interval": float("nan"), "loss": 0.1 + 0.2}})
+    state, _ = checkpoints.read(1)
+    assert state["best"]["loss"] == 0.1 + 0.2
+    assert state["best"]["interval"] != state["best"]["interval"]
+
+
+def test_without_a_whole_checkpoint_it_is_said(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        checkpoints.newest_whole()
+    save(checkpoints, 1)
+    cut(checkpoints.path(1) / "model.safetensors")
+    with pytest.raises(UserError, match=r"step-00000001.model\.safetensors: cut or altered"):
+        checkpoints.newest_whole()
+
+
+def test_strange_folders_are_no_checkpoints(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    for name in ("step-00000004 copy", "step-x", "notes"):
+        (tmp_path / name).mkdir()
+    assert checkpoints.steps() == [4]
+    save(checkpoints, 5)
+    assert (tmp_path / "notes").is_dir()
+
+
+# Kills.
+
+
+class Killed(BaseException):
+    """What a kill is in these tests: nothing after it is done, not even what handles errors."""
+
+
+class Machine:
+    """Counts the file operations of this process, and dies at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done = 0
+        self.last = 1 << 30
+        for name in ("replace", "rename", "mkdir", "unlink", "rmdir"):
+            monkeypatch.setattr(os, name, self._watched(getattr(os, name)))
+        # That the disk has it makes no difference here, and costs time.
+        monkeypatch.setattr(os, "fsync", self._watched(lambda handle: None))
+        monkeypatch.setattr(module, "save_file", self._torn(save_file))
+
+    def _count(self) -> None:
+        self.done += 1
+        if self.done > self.last:
+            raise Killed
+
+    def _watched(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._count()
+            return operation(*args, **kwargs)
+
+        return call
+
+    def _torn(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """A file that is killed while it is written is there, in part."""
+
+        def call(tensors: Any, path: Path) -> None:
+            try:
+                self._count()
+            except Killed:
+                operation(tensors, path)
+                raw = path.read_bytes()
+                path.write_bytes(raw[: len(raw) // 2])
+                raise
+            operation(tensors, path)
+
+        return call
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+STORY = [(1, 1), (2, 1), (3, 3), (3, 3), (4, 3)]  # (step, best step); one step is saved twice
+
+
+def live(checkpoints: Checkpoints, machine: Machine, last: int) -> int | None:
+    """Save as the story goes, dying after so many operations; returns the step of the last save that was done."""
+    machine.done, machine.last = 0, last
+    finished = None
+    try:
+        for step, best in STORY:
+            save(checkpoints, step, best)
+            finished = step
+    except Killed:
+        pass
+    machine.last = 1 << 30
+    return finished
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_kill_between_any_two_file_operations_leaves_the_last_good_checkpoint(
+    keep: int, machine: Machine, tmp_path: Path
+) -> None:
+    live(Checkpoints(tmp_path / "whole", keep), machine, 1 << 30)
+    operations = machine.done
+    assert operations > 60, "the machine sees what the saves do"
+    for last in range(operations):
+        checkpoints = Checkpoints(tmp_path / str(last), keep)
+        finished = live(checkpoints, machine, last)
+        if finished is None:
+            # Killed in the first save: it is there or not, but never by half.
+            if checkpoints.steps():
+                assert checkpoints.newest_whole()[0]["step"] == 1
+            continue
+        state, folder, damaged = checkpoints.newest_whole()
+        step = state["step"]
+        later = [s for s, _ in STORY if s > finished][:1]
+        assert step in (finished, *later), f"killed after {last} operations"
+        assert not damaged, f"killed after {last} operations: {damaged}"
+        assert load_file(folder / "model.safetensors")["kept"].unique().tolist() == [step]
+        assert load_file(folder / "optimizer.safetensors")["0/first.weight/exp_avg"].unique().tolist() == [step]
+        best = dict(STORY)[step]
+        assert checkpoints.read(best)[0]["step"] == best, "the best one is there too"
+        # And training goes on from there, leaving no litter.
+        save(checkpoints, step + 1, step + 1)
+        assert checkpoints.newest_whole()[0]["step"] == step + 1
+        assert not [p.name for p in checkpoints.folder.iterdir() if p.name.startswith(".")]
+        assert len(checkpoints.steps()) == keep
+
+
+def test_a_kill_while_weights_are_saved_leaves_the_old_or_the_new(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    machine.done = 0
+    save_weights(Small(1.0), path)
+    operations = machine.done
+    seen = set()
+    for last in range(operations):
+        save_weights(Small(1.0), path)
+        machine.done, machine.last = 0, last
+        with pytest.raises(Killed):
+            save_weights(Small(2.0), path)
+        machine.last = 1 << 30
+        model = Small()
+        load_weights(model, path)
+        seen.add(model.first.weight[0, 0].item())
+    assert seen == {1.0, 2.0}
+    save_weights(Small(3.0), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"], "what a kill left is used up"
+
+
+def test_a_kill_while_a_small_file_is_written_leaves_the_old_or_the_new(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    machine.done = 0
+    write_json(path, {"a": 1})
+    operations = machine.done
+    for last in range(operations):
+        write_json(path, {"a": 1})
+        machine.done, machine.last = 0, last
+        with pytest.raises(Killed):
+            write_json(path, {"a": 2, "ü": "→"})
+        machine.last = 1 << 30
+        assert json.loads(path.read_text("utf-8")) in ({"a": 1}, {"a": 2, "ü": "→"})
+    write_atomically(path, b"now")
+    assert path.read_bytes() == b"now"
+
+
+def test_bytes_are_counted() -> None:
+    assert total_bytes([torch.zeros(3, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.int16)]) == 32

@@ -1,0 +1,234 @@
+"""What a training will cost, held against counting what it does."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import NextToken, batches_of, tiny_settings, train, weights
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.gpt import GPT, STYLES
+from tokenloom.nn import attention
+from tokenloom.training import estimate
+from tokenloom.training.estimate import flops_per_token, make_plan, measure_memory, seconds_per_step
+from tokenloom.training.loop import Trainer
+from tokenloom.training.losses import Terms
+from tokenloom.training.optimizers import state_tensors
+from tokenloom.training.settings import GENERAL_RECIPE, MachineSettings, TrainingSettings
+
+LAYERS, WIDTH, TOKENS = 2, 32, 24
+
+
+def model_of(style: str) -> GPT:
+    model = GPT(STYLES[style](11, TOKENS, WIDTH, LAYERS, 4))
+    with torch.no_grad():  # maps that start at zero would save the counter nothing, but be on the safe side
+        for p in model.parameters():
+            p.add_(0.01)
+    return model
+
+
+def full_batch(rows: int = 3) -> Batch:
+    ids = torch.randint(11, (rows, TOKENS + 1), generator=torch.Generator().manual_seed(0))
+    return Batch({"text": Stream(ids=ids[:, :-1])}, {"loss": ids[:, 1:]})
+
+
+@pytest.mark.parametrize("style", ["chapter", "modern"])
+def test_flops_are_those_that_torch_counts(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the explicit road, which computes all pairs of tokens: the formula counts the half that causality leaves.
+
+    So torch counts 6 L D N more for each token than the formula says, and nothing else.
+    """
+    monkeypatch.setattr(attention, "fused_attention", lambda *args: attention.explicit_attention(*args)[0])
+    model, batch = model_of(style), full_batch()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        NextToken().loss(model, batch)["loss"].sums.sum().backward()
+    tokens = 3 * TOKENS
+    forbidden_half = 6 * LAYERS * WIDTH * TOKENS
+    formula = flops_per_token(model, TOKENS)
+    assert counter.get_total_flops() == pytest.approx((formula + forbidden_half) * tokens, rel=0.01)
+    assert forbidden_half > 0.02 * formula, "or the two would not be told apart"
+
+
+def test_flops_by_hand() -> None:
+    """12 D² in each layer and D × 11 for the readout, six times; and attention."""
+    linear = 6 * (LAYERS * 12 * WIDTH**2 + 11 * WIDTH)
+    model = model_of("modern")
+    assert flops_per_token(model, 1) == linear + 6 * LAYERS * WIDTH
+    assert flops_per_token(model, 100) == linear + 6 * LAYERS * WIDTH * 100
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_weights_gradients_and_optimiser_take_what_was_foretold(kind: str) -> None:
+    """Exactly, but for AdamW's step counters, which are left out: 4 bytes a parameter tensor."""
+    settings = tiny_settings(kind)
+    model = model_of("chapter")
+    frozen = model.positions
+    frozen.requires_grad_(False)
+    memory = measure_memory(NextToken(), model, settings, full_batch())
+    trainer = Trainer(NextToken(), model, settings, lambda step: [full_batch()])
+    gradients: list[int] = []
+    for optimizer in trainer.optimizers:
+        optimizer.register_step_pre_hook(
+            lambda o, *_: gradients.extend(p.grad.nbytes for g in o.param_groups for p in g["params"])
+        )
+    trainer.step(0, 10)
+    state = state_tensors(model, trainer.optimizers)
+    counters = [tensor for name, tensor in state.items() if name.endswith("/step")]
+    assert memory.weights == sum(p.nbytes for p in model.parameters())
+    assert memory.gradients == sum(gradients) < memory.weights
+    assert memory.optimizer == sum(tensor.nbytes for tensor in state.values()) - 4 * len(counters)
+    assert memory.total == memory.weights + memory.gradients + memory.optimizer + memory.activations
+
+
+def saved_by_graph(result: Tensor, own: set[int]) -> int:
+    """Bytes that the graph behind a result keeps for backward, read off its nodes; each storage once."""
+    storages: dict[int, int] = {}
+
+    def keep(value: Any) -> None:
+        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in own:
+            storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, list | tuple):
+            for one in value:
+                keep(one)
+
+    seen, nodes = set(), [result.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        names = [name for name in dir(node) if name.startswith("_saved_")]
+        for value in [getattr(node, name) for name in names] + [getattr(node, "saved_tensors", ())]:
+            keep(value)
+        nodes += [following for following, _ in node.next_functions]
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("style", ["chapter", "modern"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_activations_are_what_the_graph_keeps(style: str, rows: int) -> None:
+    model, batch = model_of(style), full_batch(rows)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    memory = measure_memory(NextToken(), model, tiny_settings(), batch)
+    kept = NextToken().loss(model, batch)["loss"].sums.sum()
+    assert memory.activations == pytest.approx(saved_by_graph(kept, own), rel=0.01)
+    # And it is of the size to be expected: some tens of tensors of B × N × D floats.
+    assert 10 < memory.activations / (rows * TOKENS * WIDTH * 4) < 60 * LAYERS
+
+
+def test_activations_grow_with_the_micro_batch_and_shrink_in_half_precision() -> None:
+    model = model_of("chapter")
+
+    def activations(rows: int, precision: str = "float32") -> int:
+        settings = replace(tiny_settings(), machine=MachineSettings(precision=precision))  # type: ignore[arg-type]
+        return measure_memory(NextToken(), model, settings, full_batch(rows)).activations
+
+    assert activations(8) > 1.8 * activations(4)
+    assert activations(8, "bfloat16") < activations(8)
+
+
+# The plan.
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.25, **settings: Any) -> estimate.Plan:
+    """A plan on a machine of known speed."""
+    monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: seconds)
+    given, _ = TrainingSettings(machine=MachineSettings(threads=1), **settings).filled(GENERAL_RECIPE)
+    batches = batches_of(tiny_settings(accumulate=2))
+    return make_plan(NextToken(), model_of("modern"), given, batches, batches.steps_per_epoch, {"size": "small"})
+
+
+def test_minutes_fix_the_steps_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little of the time is kept for evaluations and saving; afterwards the steps hold, whatever the speed."""
+    plan = planned(monkeypatch, minutes=2.0)
+    assert 0.9 * 480 <= plan.steps <= 480
+    assert plan.settings.minutes is None
+    assert plan.seconds == pytest.approx(plan.steps * 0.25)
+    batches = batches_of(tiny_settings())
+    monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: 99.0)
+    again = make_plan(NextToken(), model_of("modern"), plan.settings, batches, batches.steps_per_epoch, {})
+    assert again.settings == plan.settings
+
+
+def test_a_moment_is_at_least_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(monkeypatch, seconds=1000.0, minutes=0.1)
+    assert plan.steps == 1
+    assert plan.settings.evaluate_every == 1
+
+
+@pytest.mark.parametrize(("steps", "every", "warmup"), [(1, 1, 1), (20, 2, 1), (95, 10, 5), (5000, 500, 100)])
+def test_what_depends_on_the_steps_is_derived(
+    steps: int, every: int, warmup: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(monkeypatch, steps=steps)
+    assert (plan.settings.steps, plan.settings.evaluate_every, plan.settings.schedule.warmup) == (steps, every, warmup)
+
+
+def test_the_plan_says_what_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(monkeypatch, steps=10, evaluate_every=3)
+    assert plan.settings.evaluate_every == 3, "what was given stays"
+    assert plan.parameters == sum(p.numel() for p in model_of("modern").parameters())
+    targets = sum(sum(batch.counts().values()) for batch in batches_of(tiny_settings(accumulate=2))(0))
+    assert plan.targets_per_step == targets
+    assert plan.tokens_per_second == pytest.approx(targets / 0.25)
+    assert plan.steps_per_epoch == 7
+    assert plan.device == "cpu"
+    assert plan.derived["size"] == "small"
+
+
+def test_measuring_changes_nothing() -> None:
+    """A planned training is the same as one that was not, and a rate that would break it does not break the plan."""
+    settings = tiny_settings(steps=5, rate=1e9)
+    model = model_of("modern")
+    before, state = weights(model), copy.deepcopy(model.state_dict())
+    batches = batches_of(settings)
+    make_plan(NextToken(), model, replace(settings, machine=MachineSettings(threads=1)), batches, 7, {})
+    assert torch.equal(weights(model), before)
+    assert all(p.grad is None for p in model.parameters())
+    sound = tiny_settings(steps=5)
+    one, _ = train(sound, model=model)
+    fresh = model_of("modern")
+    fresh.load_state_dict(state)
+    two, _ = train(sound, model=fresh)
+    assert [getattr(e, "loss", 0) for e in one] == [getattr(e, "loss", 0) for e in two]
+
+
+def test_the_fastest_step_is_measured_within_the_budget() -> None:
+    class Slow(NextToken):
+        delays = iter([0.15, 0.1, 0.02, *[0.05] * 100])
+
+        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+            import time
+
+            time.sleep(next(self.delays))
+            return super().loss(model, batch)
+
+    settings = tiny_settings()
+    measured = seconds_per_step(Slow(), model_of("modern"), settings, batches_of(settings), budget=0.5)
+    assert 0.02 <= measured < 0.09
+
+
+def test_threads_are_timed_and_chosen_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(estimate, "cores", lambda: 2)
+    try:
+        for fastest in (1, 2):
+
+            def timed(*args: Any, best: int = fastest) -> float:
+                return 0.1 if torch.get_num_threads() == best else 0.2
+
+            monkeypatch.setattr(estimate, "seconds_per_step", timed)
+            settings = tiny_settings()
+            chosen, seconds = estimate.choose_threads(NextToken(), model_of("modern"), settings, batches_of(settings))
+            assert chosen.machine.threads == fastest == torch.get_num_threads()
+            assert seconds == 0.1
+            given = replace(settings, machine=MachineSettings(threads=1))
+            chosen, _ = estimate.choose_threads(NextToken(), model_of("modern"), given, batches_of(given))
+            assert chosen.machine.threads == 1 == torch.get_num_threads(), "what was given is not tried against others"
+    finally:
+        torch.set_num_threads(before)

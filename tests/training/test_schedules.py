@@ -1,0 +1,66 @@
+"""Learning rates over the steps, worked by hand."""
+
+import math
+
+import pytest
+
+from tokenloom.training.loop import schedule_factor
+from tokenloom.training.schedules import cosine, linear
+from tokenloom.training.settings import ScheduleSettings
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(0, 0.01), (49, 0.5), (99, 1.0), (100, 1.0), (300, (2 + math.sqrt(2)) / 4), (500, 0.5), (900, 0.0)],
+)
+def test_the_chapters_schedule(step: int, factor: float) -> None:
+    """(s + 1) / 100 for s < 100, then the cosine of (s − 100) / 800: reference 3.4, whose peak rate is 6e-3."""
+    settings = ScheduleSettings(schedule="cosine", warmup=100)
+    assert schedule_factor(settings, step, 900) == pytest.approx(factor, abs=1e-12)
+
+
+def test_the_chapters_last_step_still_learns() -> None:
+    assert cosine(899, 900, 100) == pytest.approx((math.pi / 800) ** 2 / 4, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(0, 0.2), (3, 0.8), (4, 1.0), (9, 1.0), (49, 1.0), (60, 1.0), (70, 0.75), (80, 0.5), (99, 0.025)],
+)
+def test_constant_and_then_linear(step: int, factor: float) -> None:
+    """100 steps: 5 to rise, and the last 40 to fall."""
+    settings = ScheduleSettings(schedule="linear", warmup=5, decay_share=0.4)
+    assert schedule_factor(settings, step, 100) == pytest.approx(factor, abs=1e-12)
+
+
+def test_falling_from_the_start() -> None:
+    assert [linear(s, 4, 0, 1.0) for s in range(4)] == [1.0, 0.75, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_no_warm_up_begins_at_the_peak(name: str) -> None:
+    for warmup in (0, None):
+        settings = ScheduleSettings(schedule=name, warmup=warmup, decay_share=0.5)  # type: ignore[arg-type]
+        assert schedule_factor(settings, 0, 10) == 1.0
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [10, 11, 1000])
+def test_a_warm_up_as_long_as_the_training_only_rises(name: str, warmup: int) -> None:
+    """A warm-up that was given for a longer training reaches its peak in this one."""
+    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_share=0.0)  # type: ignore[arg-type]
+    factors = [schedule_factor(settings, s, 10) for s in range(10)]
+    assert factors == pytest.approx([(s + 1) / 10 for s in range(10)])
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 50])
+@pytest.mark.parametrize("warmup", [0, 1, 2, 49, 50])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_every_step_learns_and_none_above_the_peak(name: str, steps: int, warmup: int, share: float) -> None:
+    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_share=share)  # type: ignore[arg-type]
+    factors = [schedule_factor(settings, s, steps) for s in range(steps)]
+    assert all(0 < factor <= 1 for factor in factors)
+    peak = factors.index(max(factors))
+    assert factors[: peak + 1] == sorted(factors[: peak + 1]), "rises"
+    assert factors[peak:] == sorted(factors[peak:], reverse=True), "and then never again"

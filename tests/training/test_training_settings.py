@@ -1,0 +1,168 @@
+"""Settings refuse what cannot be trained with, and take from a recipe only what was not given."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tokenloom.errors import UserError
+from tokenloom.training.machine import choose_device, cores, precision_context
+from tokenloom.training.settings import (
+    GENERAL_RECIPE,
+    LIMITS,
+    MachineSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    TrainingSettings,
+)
+
+
+def settings_with(name: str, value: Any) -> TrainingSettings:
+    """Training settings with one value, in whichever part it stands."""
+    parts = {"optimizer": OptimizerSettings, "schedule": ScheduleSettings, "machine": MachineSettings}
+    for part, cls in parts.items():
+        if name in cls.__dataclass_fields__:
+            return TrainingSettings(**{part: cls(**{name: value})})
+    return TrainingSettings(**{name: value})
+
+
+REFUSED = [
+    ("steps", 0),
+    ("steps", -3),
+    ("batch", 0),
+    ("accumulate", 0),
+    ("keep", 0),
+    ("evaluate_every", 0),
+    ("patience", 0),
+    ("threads", 0),
+    ("minutes", 0.0),
+    ("minutes", -1.0),
+    ("minutes", math.inf),
+    ("rate", -0.1),
+    ("rate", math.inf),
+    ("rate", math.nan),
+    ("matrix_rate", math.nan),
+    ("weight_decay", -1.0),
+    ("clip", math.nan),
+    ("warmup", -1),
+    ("decay_share", 1.1),
+    ("decay_share", math.nan),
+    ("beta2", 1.0),
+    ("beta2", -0.1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_a_value_out_of_range_is_refused_by_its_flag(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} {value}: must be ") as caught:
+        settings_with(name, value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 1),
+        ("clip", 0.0),
+        ("rate", 1e9),
+        ("warmup", 0),
+        ("decay_share", 1),
+        ("beta2", 0.999),
+        ("minutes", 0.01),
+    ],
+)
+def test_the_ends_of_the_ranges_are_allowed(name: str, value: Any) -> None:
+    settings_with(name, value)
+
+
+def test_every_limit_is_that_of_a_setting_and_every_number_has_one() -> None:
+    names = {
+        n
+        for cls in (TrainingSettings, OptimizerSettings, ScheduleSettings, MachineSettings)
+        for n, f in cls.__dataclass_fields__.items()
+        if "int" in f.type or "float" in f.type
+    }
+    assert set(LIMITS) == names - {"seed", "precision"}
+
+
+def test_steps_and_minutes_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="--steps and --minutes"):
+        TrainingSettings(steps=3, minutes=1.0)
+
+
+def test_a_recipe_fills_in_what_was_not_given() -> None:
+    given = TrainingSettings(steps=5, optimizer=OptimizerSettings(rate=0.5, clip=0.0))
+    recipe = {"batch": 7, "rate": 0.1, "clip": 1.0, "weight_decay": 0.2, "warmup": 3, "patience": None}
+    filled, taken = given.filled(recipe)
+    assert taken == {"batch": 7, "weight_decay": 0.2, "warmup": 3}
+    assert (filled.batch, filled.steps, filled.patience) == (7, 5, None)
+    assert (filled.optimizer.rate, filled.optimizer.clip, filled.optimizer.weight_decay) == (0.5, 0.0, 0.2)
+    assert filled.schedule.warmup == 3
+    assert filled.filled(recipe) == (filled, {}), "a second time there is nothing left to fill in"
+
+
+@pytest.mark.parametrize(
+    ("given", "recipe", "length"),
+    [
+        ({"steps": 5}, {"minutes": 1.0}, (5, None)),
+        ({"minutes": 2.0}, {"steps": 7}, (None, 2.0)),
+        ({"minutes": 2.0}, {"minutes": 1.0}, (None, 2.0)),
+        ({}, {"minutes": 1.0}, (None, 1.0)),
+        ({}, {"steps": 7, "minutes": 1.0}, (7, None)),
+    ],
+)
+def test_how_long_is_said_once(given: Any, recipe: Any, length: Any) -> None:
+    filled, _ = TrainingSettings(**given).filled(recipe)
+    assert (filled.steps, filled.minutes) == length
+
+
+def test_a_recipe_with_an_unknown_name_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        TrainingSettings().filled({"batch_size": 3})
+
+
+def test_what_a_recipe_gives_is_checked_too() -> None:
+    with pytest.raises(UserError, match="--batch 0"):
+        TrainingSettings().filled({"batch": 0})
+
+
+def test_the_general_recipe_leaves_nothing_that_training_needs() -> None:
+    filled, _ = TrainingSettings().filled(GENERAL_RECIPE)
+    assert filled.minutes is not None
+    assert filled.batch is not None
+    undecided = {n for part in (filled.optimizer, filled.schedule) for n, v in vars(part).items() if v is None}
+    assert undecided == {"warmup"}, "which depends on the steps"
+
+
+# The machine.
+
+
+def test_a_device_is_found_or_refused() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+    for name in ("tpu", "", "cuda:99", "meta"):
+        with pytest.raises(UserError, match=f"^--device {name}: "):
+            choose_device(name)
+
+
+def test_auto_prefers_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("auto").type == "mps"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto").type == "cuda"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UserError, match="not available"):
+        choose_device("cuda:2")
+
+
+def test_precision_is_a_matter_of_products() -> None:
+    a = torch.ones(2, 2)
+    with precision_context(MachineSettings(precision="bfloat16"), torch.device("cpu")):
+        assert (a @ a).dtype == torch.bfloat16
+    with precision_context(MachineSettings(), torch.device("cpu")):
+        assert (a @ a).dtype == torch.float32
+    assert (a @ a).dtype == torch.float32
+    assert cores() >= 1

@@ -1,12 +1,11 @@
 """What every test may ask for: texts that are too large to commit, a cache of its own, one thread for torch."""
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
+from needs import lacking
 
 from tokenloom.data import recipes
 from tokenloom.data.documents import TextData
@@ -14,13 +13,6 @@ from tokenloom.data.fetch import cached
 from tokenloom.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def lacking(reason: str) -> NoReturn:
-    """A test that cannot have its data: a failure where everything must be at hand, skipped elsewhere."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,7 +36,9 @@ def tinyshakespeare() -> str:
             raw = path.read_bytes()
             assert hashlib.sha256(raw).hexdigest() == source.sha256, f"{path} is another text"
             return raw.decode()
-    lacking("tinyshakespeare is neither in the cache (tokenloom data add tinyshakespeare FILE) nor in ../shared/data")
+    return lacking(
+        "tinyshakespeare is neither in the cache (tokenloom data add tinyshakespeare FILE) nor in ../shared/data"
+    )
 
 
 @pytest.fixture(scope="session")

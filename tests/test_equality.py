@@ -23,7 +23,7 @@ from tokenloom.tasks.frame.base import Example, Task
 from tokenloom.tasks.frame.fitting import begin
 from tokenloom.tasks.frame.registry import find_task, task_names
 from tokenloom.training.batches import Batches, Moment
-from tokenloom.training.events import Finished
+from tokenloom.training.events import Finished, Stepped
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import TrainingSettings
 
@@ -189,16 +189,16 @@ def resumed_straight(s: Subject) -> float:
     """Weights of a run that was stopped half-way and resumed, against one that was not: bit for bit."""
     weights = []
     for name, stop_at in (("straight", None), ("stopped", 2)):
-        steps = 0
+        done: list[int] = []
 
-        def stop(at: int | None = stop_at) -> bool:
-            return at is not None and steps >= at
+        def stop(at: int | None = stop_at, done: list[int] = done) -> bool:
+            return at is not None and len(done) >= at
 
         out = s.folder / name
         arguments: dict[str, Any] = {**s.example.settings, "steps": STEPS, "threads": 1, "dropout": 0.1}
         fitting = begin(s.example.data, task=s.task.name, out=out, stop=stop, **_known(s.task, arguments))
         for event in fitting:
-            steps += type(event).__name__ == "Stepped"
+            done += [1] * isinstance(event, Stepped)
         if stop_at is not None:
             assert isinstance(event, Finished)
             assert event.reason == "interrupt"
@@ -212,7 +212,7 @@ def resumed_straight(s: Subject) -> float:
 
 def _known(task: Task, arguments: dict[str, Any]) -> dict[str, Any]:
     """Without dropout where a task has no such setting."""
-    if "dropout" in {f for f in task.Settings.__dataclass_fields__}:
+    if "dropout" in task.Settings.__dataclass_fields__:
         return arguments
     return {k: v for k, v in arguments.items() if k != "dropout"}
 

@@ -7,22 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-TINY = [
-    "--size",
-    "nano",
-    "--context",
-    "16",
-    "--width",
-    "16",
-    "--depth",
-    "1",
-    "--heads",
-    "2",
-    "--threads",
-    "1",
-    "--device",
-    "cpu",
-]
+SETTINGS = {"size": "nano", "context": 16, "width": 16, "depth": 1, "heads": 2, "threads": 1, "device": "cpu"}
+TINY = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
 RHYME = "One, two, buckle my shoe.\nThree, four, knock at the door.\nFive, six, pick up sticks.\n"
 
 

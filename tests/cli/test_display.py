@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_a_line_at_each_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     first, second = err.splitlines()
     # The mean of the last 50 losses; five seconds for fifty steps, fifty more to go.
-    assert first == "step  50/100  loss 2.7450  validation 2.2500 best  5.12k tokens/s  0:05  left 0:05"
+    assert first == " 50/100  loss 2.7450  validation 2.2500 best  5.12k tokens/s  0:05  left 0:05"
     assert "validation 2.5000       5.12k tokens/s" in second
 
 
@@ -105,7 +105,7 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class FakeTask:
-    uses: dict[str, type] = {"generate": object}
+    uses: ClassVar[dict[str, type]] = {"generate": object}
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
         return [f"loss: {metrics['loss']}"]
@@ -147,4 +147,4 @@ def test_long_lines_go_on_under_their_first_column_in_a_terminal(
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err).splitlines()
     assert len(lines) > 2
     assert all(len(line) <= 60 for line in lines)
-    assert all(line.startswith(" " * COLUMN + "c") or line.startswith(" " * COLUMN + "1") for line in lines[1:])
+    assert all(line.startswith((" " * COLUMN + "c", " " * COLUMN + "1")) for line in lines[1:])

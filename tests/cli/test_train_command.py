@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tasks.own_task import write_sums
-from tiny_cli import RHYME, TINY, Call, Refused
-from traps import TEXTS, TextTrap
+from tiny_cli import RHYME, SETTINGS, TINY, Call, Refused
 
 import tokenloom
+from tokenloom.training.loop import Trainer
 
 OWN_TASK = Path(__file__).parents[1] / "tasks" / "own_task.py"
 
@@ -30,7 +31,8 @@ def test_what_is_printed(call: Call, rhyme: Path, tmp_path: Path) -> None:
     for label in ("training", "validation", "split", "tokens", "tokeniser", "model", "memory", "machine", "plan"):
         assert label in labels
     assert len({re.match(r"[a-z ]+: +", line).end() for line in report if line.startswith(tuple(labels))}) == 1  # type: ignore[union-attr]
-    steps = [line for line in report if line.startswith("step ")]
+    steps = [line for line in report if re.match(r" *\d+/20  loss ", line)]
+    assert max(map(len, steps)) <= 80
     assert [numbers(line)[:2] for line in steps] == [[step, 20] for step in (5, 10, 15, 20)]
     assert "to beat:    " in answer.err
     assert "order-6 Kneser–Ney n-gram" in answer.err
@@ -180,12 +182,10 @@ def test_a_file_whose_name_is_no_unicode(call: Call, elsewhere: Path) -> None:
 
 def test_resume_goes_on_where_it_stopped(call: Call, rhyme: Path, tmp_path: Path) -> None:
     straight, halves = tmp_path / "straight", tmp_path / "halves"
-    options = (*TINY, "--schedule", "cosine", "--warmup", "2", "--evaluate-every", "4", "-q", "--json")
-    whole = call("train", rhyme, *options, "--steps", "8", "--out", straight).json
-    fitting = tokenloom.fit(
-        rhyme, size="nano", context=16, width=16, depth=1, heads=2, threads=1, device="cpu", schedule="cosine", warmup=2,
-        evaluate_every=4, steps=8, out=halves,
-    )  # fmt: skip
+    settings = {**SETTINGS, "schedule": "cosine", "warmup": 2, "evaluate_every": 4, "steps": 8}
+    words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    whole = call("train", rhyme, *words, "--out", straight, "-q", "--json").json
+    fitting = tokenloom.fit(rhyme, out=halves, **settings)
     for event in fitting:
         if type(event).__name__ == "Saved":
             break
@@ -209,150 +209,46 @@ def test_resume_needs_a_run_and_its_own_settings(refused: Refused, run: Path, rh
     assert "--out" in refused("train", "--resume")
     assert "no such run" in refused("train", "--resume", "--out", tmp_path / "none")
     assert "batch" in refused("train", "--resume", "--out", run, "--batch", "7")
+    before = (run / "config.json").read_bytes()
     other = tmp_path / "other.txt"
     other.write_text(rhyme.read_text("utf-8").replace("shoe", "boot"), "utf-8")
     answer = refused("train", other, "--resume", "--out", run, "--steps", "20", "-q")
     assert "data" in answer
     assert "--overwrite" in answer
+    assert (run / "config.json").read_bytes() == before
 
 
-# Settings.
+# Breaking down.
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--widht", "3"], ["--widht", "--width"]),
-        (["--width", "abc"], ["--width", "abc"]),
-        (["--width"], ["--width"]),
-        (["--rate", "fast"], ["--rate", "fast"]),
-        (["--style", "modrn"], ["--style", "modrn", "modern"]),
-        (["--steps", "0"], ["--steps 0", "at least 1"]),
-        (["--steps", "-3"], ["--steps -3", "at least 1"]),
-        (["--batch", "0"], ["--batch 0"]),
-        (["--rate", "-1"], ["--rate -1"]),
-        (["--rate", "nan"], ["--rate nan"]),
-        (["--holdout", "2"], ["--holdout 2"]),
-        (["--holdout", "nan"], ["--holdout nan"]),
-        (["--dropout", "1"], ["--dropout 1"]),
-        (["--size", "hugh"], ["--size hugh", "nano", "large"]),
-        (["--tokenizer", "bytebpe"], ["bytebpe", "byte-bpe"]),
-        (["--tokenizer", "characters", "--vocab", "100"], ["100", "characters"]),
-        (["--width", "15", "--heads", "2"], ["--width 15", "--heads 2"]),
-        (["--width", "6", "--heads", "2"], ["--width", "--heads", "even"]),
-        (["--width", "16", "--heads", "4", "--kv-heads", "3"], ["4 heads", "--kv-heads"]),
-        (["--kv-heads", "0"], ["--kv-heads 0"]),
-        (["--style", "chapter", "--window", "8"], ["--window 8", "chapter"]),
-        (["--context", "100000"], ["--context 100000", "tokens"]),
-        (["--device", "cuda:77"], ["--device cuda:77"]),
-        (["--device", "abacus"], ["--device abacus", "cpu"]),
-        (["--threads", "0"], ["--threads 0"]),
-        (["--steps", "5", "--minutes", "3"], ["--steps", "--minutes"]),
-        (["--minutes", "0"], ["--minutes 0"]),
-        (["--encoding", "utf-9"], ["utf-9", "utf-8"]),
-        (["--column", "text"], ["rhyme.txt", "text"]),
-        (["--validation", "nothing.txt"], ["nothing.txt"]),
-        (["--task", "text-generatoin"], ["text-generatoin", "text-generation"]),
-        (["--task", "mine.py:Mine"], ["mine.py", "no such file"]),
-        (["--config", "nothing.toml"], ["--config nothing.toml"]),
-        (["another.txt"], ["another.txt", "too many"]),
-        (["--precision", "float16"], ["--precision", "float16", "bfloat16"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_settings_that_cannot_be(
-    words: list[str], parts: list[str], refused: Refused, rhyme: Path, elsewhere: Path
+def test_a_rate_that_is_too_high_breaks_down_in_one_line(call: Call, rhyme: Path, tmp_path: Path) -> None:
+    rates = ("--rate", "1e9", "--matrix-rate", "1e9", "--clip", "0")
+    answer = call("train", rhyme, *TINY, "--steps", "60", *rates, "--out", tmp_path / "run", "-q")
+    assert answer.code == 1
+    assert answer.out == ""
+    assert re.fullmatch(r"tokenloom: step \d+: .*a lower --rate or --matrix-rate may help.*\n", answer.err)
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
+    call: Call, rhyme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = refused("train", rhyme, *words)
-    for part in parts:
-        assert part in message
-    assert list(elsewhere.iterdir()) == []
+    usual = Trainer.step
 
+    def step(self: Trainer, number: int, of: int) -> Any:
+        if number == 5 and self.settings.optimizer.rate:
+            with torch.no_grad():
+                self.parameters[0][0, 0] = torch.nan
+        return usual(self, number, of)
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        ([], ["nothing to train on"]),
-        (["tinyshakespear"], ["tinyshakespear", "tinyshakespeare"]),
-        (["--task", "text-generation"], ["text-generation", "data"]),
-        (["", *TINY], ["name"]),
-    ],
-)
-def test_data_that_cannot_be(words: list[str], parts: list[str], refused: Refused, elsewhere: Path) -> None:
-    message = refused("train", *words)
-    for part in parts:
-        assert part in message
-    assert list(elsewhere.iterdir()) == []
-
-
-def test_flags_may_come_before_the_data(call: Call, rhyme: Path, tmp_path: Path) -> None:
-    answer = call("train", "--quiet", "--compile", "--no-compile", *TINY, "--dry-run", "--json", rhyme)
-    assert answer.code == 2, "a switch given both ways is a mistake"
-    answer = call("train", "--quiet", "--no-compile", *TINY, "--steps=3", "--dry-run", "--json", rhyme)
-    assert answer.code == 0
-    assert answer.json["steps"] == 3
-
-
-# Config files.
-
-
-def test_settings_from_a_file_with_flags_on_top(call: Call, rhyme: Path, tmp_path: Path) -> None:
-    toml, yaml = tmp_path / "c.toml", tmp_path / "c.yaml"
-    toml.write_text(
-        f"""data = {json.dumps(str(rhyme))}
-        out = {json.dumps(str(tmp_path / "from-toml"))}
-        steps = 3
-        quiet = true
-        [model]
-        size = "nano"
-        context = 16
-        width = 16
-        depth = 1
-        heads = 2
-        [machine]
-        device = "cpu"
-        threads = 1
-        """,
-        "utf-8",
-    )
-    answer = call("train", "--config", toml, "--seed", "3", "--json")
-    assert answer.err == ""
-    assert answer.json["out"] == str(tmp_path / "from-toml")
-    settings = answer.json["settings"]
-    assert (settings["steps"], settings["width"], settings["seed"]) == (3, 16, 3)
-    yaml.write_text(
-        f"data: {rhyme}\nminutes: 5\nmodel: {{size: nano, context: 16, width: 16, depth: 1, heads: 2}}\nrate: 3e-3\n"
-        f"out: {tmp_path / 'from-yaml'}\nthreads: 1\n",
-        "utf-8",
-    )
-    answer = call("train", "--config", yaml, "--steps", "2", "-q", "--json")
-    assert answer.json["settings"]["rate"] == 0.003
-    assert answer.json["steps"] == 2, "how long a flag says, not how long the file says"
-
-
-@pytest.mark.parametrize(
-    ("content", "parts"),
-    [
-        ("stepz = 6", ["stepz", "steps"]),
-        ("steps = 'six'", ["steps", "six", "whole number"]),
-        ("steps = true", ["steps", "whole number"]),
-        ("width = 1.5", ["width", "whole number"]),
-        ("style = 'modrn'", ["style", "modrn"]),
-        ("quiet = 'yes'", ["quiet", "true or false"]),
-        ("steps = ", ["broken.toml"]),
-        ("steps = 3\n[training]\nsteps = 4", ["steps", "twice"]),
-        ("task = 'text-generatoin'", ["text-generatoin", "text-generation"]),
-    ],
-)
-def test_config_files_that_cannot_be(
-    content: str, parts: list[str], refused: Refused, rhyme: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "broken.toml"
-    config.write_text(content, "utf-8")
-    message = refused("train", rhyme, "--config", config, "--out", tmp_path / "run")
-    for part in parts:
-        assert part in message
-    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(Trainer, "step", step)
+    out = tmp_path / "run"
+    answer = call("train", rhyme, *TINY, "--steps", "9", "--evaluate-every", "2", "--out", out, "-q")
+    assert answer.code == 1
+    assert answer.out == ""
+    assert re.fullmatch(rf"tokenloom: step 6: .* nan.*; the checkpoint of step 4 is kept in {out}\n", answer.err)
+    assert tokenloom.load(out).evaluate()["loss"] > 0
+    monkeypatch.undo()
+    assert call("train", "--resume", "--out", out, "-q", "--json").json["steps"] == 9
 
 
 # A task of the user's own.
@@ -433,49 +329,3 @@ def test_tensorboard_that_is_not_there_is_refused_before_any_work(
     message = refused("train", rhyme, *TINY, "--tensorboard", "--out", tmp_path / "run")
     assert "pip install 'tokenloom[tensorboard]'" in message
     assert not (tmp_path / "run").exists()
-
-
-# The traps.
-
-
-def options_of(trap: TextTrap) -> list[str]:
-    given = ["--encoding", trap.encoding, "--steps", "2", "--depth", "1", "--width", "16", "--heads", "2"]
-    given += ["--context", str(trap.context)] if trap.context else []
-    given += ["--vocab", str(trap.vocab)] if trap.vocab else []
-    return [*given, "--threads", "1", "--device", "cpu"]
-
-
-@pytest.mark.parametrize("trap", TEXTS, ids=str)
-def test_traps(trap: TextTrap, call: Call, tmp_path: Path) -> None:
-    path, out = trap.write(tmp_path), tmp_path / "run"
-    answer = call("train", path, *options_of(trap), "--out", out)
-    assert answer.code == (0 if trap.expect == "works" else 2 if trap.expect == "refused" else answer.code)
-    assert answer.code in (0, 2)
-    assert "Traceback" not in answer.err
-    for word in trap.words:
-        assert word in answer.err
-    if answer.code == 2:
-        assert answer.err.count("\n") == 1
-        assert not out.exists()
-    else:
-        assert tokenloom.load(out).evaluate()["loss"] > 0
-
-
-@pytest.mark.parametrize("size", ["40", "80"])
-def test_a_short_text_gets_a_shorter_context_and_says_so(size: str, call: Call, tmp_path: Path) -> None:
-    text = tmp_path / "short.txt"
-    text.write_text(("ab" * 40)[: int(size)], "utf-8")
-    answer = call("train", text, "--steps", "2", "--threads", "1", "--out", tmp_path / "run", "--json")
-    assert answer.code == 0
-    context = answer.json["settings"]["context"]
-    assert context == int(size) * 9 // 10 // 4
-    assert f"context:    {context} tokens instead of" in answer.err
-
-
-def test_merges_that_stop_early_are_announced(call: Call, tmp_path: Path) -> None:
-    text = tmp_path / "hundred.txt"
-    text.write_text("to be or no" * 9 + "t", "utf-8")
-    answer = call("train", text, "--vocab", "5000", "--steps", "2", "--threads", "1", "--out", tmp_path / "run")
-    assert answer.code == 0
-    note = next(line for line in answer.err.splitlines() if line.startswith("note:"))
-    assert "merges" in note

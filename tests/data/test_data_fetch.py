@@ -158,7 +158,7 @@ def test_a_package_that_is_not_to_be_had(local_pip: bytes, cache: Path) -> None:
 
 
 def test_without_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(fetching.importlib.metadata, "distributions", lambda name: iter(()))
     monkeypatch.setattr(fetching.shutil, "which", lambda _: None)
     with pytest.raises(FetchError, match="ensurepip"):
         fetch(PipArchive("loomtestdata", "1.0", "0" * 64, 1), progress=False)

@@ -17,6 +17,7 @@ from equality import (
 from torch.nn import functional as F
 
 from tokenloom.models.gpt import GPT, GPTConfig, chapter_style, modern_style
+from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.parts import count_parameters
 from tokenloom.nn.taps import Taps
 
@@ -92,9 +93,17 @@ def test_one_chunk_longer_than_the_context(kind):
 
 def test_a_ring_reads_a_long_chunk_in_pieces(monkeypatch):
     monkeypatch.setattr("tokenloom.models.gpt.PIECE", 1)
+    chunk, sizes = KeyValueCache.chunk, []
+
+    def spy(self, N):
+        sizes.append(N)
+        return chunk(self, N)
+
+    monkeypatch.setattr(KeyValueCache, "chunk", spy)
     model = small_gpt("fixed-slopes", window=3)
     for lengths in ((31,), (31, 2, 17)):
         assert cached_vs_uncached(model, rows_of(*lengths), largest=31) < SMALL
+    assert max(sizes) == 3
 
 
 def test_rows_that_overflow_beside_rows_that_do_not():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import lacking
+from needs import lacking
 from torch import nn
 
 from tokenloom.nn.attention import MultiHeadAttention

@@ -345,6 +345,10 @@ def test_a_kill_between_any_two_file_operations_leaves_the_last_good_checkpoint(
     for last in range(operations):
         checkpoints = Checkpoints(tmp_path / str(last), keep)
         finished = live(checkpoints, machine, last)
+        if finished is not None:
+            checkpoints.newest_whole()
+        for step in checkpoints.steps():
+            checkpoints.read(step)  # what stands under its name is whole
         if finished is None:
             # Killed in the first save: it is there or not, but never by half.
             if checkpoints.steps():
@@ -359,7 +363,8 @@ def test_a_kill_between_any_two_file_operations_leaves_the_last_good_checkpoint(
         assert load_file(folder / "optimizer.safetensors")["0/first.weight/exp_avg"].unique().tolist() == [step]
         best = dict(STORY)[step]
         assert checkpoints.read(best)[0]["step"] == best, "the best one is there too"
-        # And training goes on from there, leaving no litter.
+        # And training goes on from there, leaving no litter; also when it saves the same step once more.
+        save(checkpoints, step, best)
         save(checkpoints, step + 1, step + 1)
         assert checkpoints.newest_whole()[0]["step"] == step + 1
         assert not [p.name for p in checkpoints.folder.iterdir() if p.name.startswith(".")]

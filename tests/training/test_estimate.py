@@ -14,7 +14,7 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, STYLES
 from tokenloom.nn import attention
 from tokenloom.training import estimate
-from tokenloom.training.estimate import flops_per_token, make_plan, measure_memory, seconds_per_step
+from tokenloom.training.estimate import evaluations, flops_per_token, make_plan, measure_memory, seconds_per_step
 from tokenloom.training.loop import Trainer
 from tokenloom.training.losses import Terms
 from tokenloom.training.optimizers import state_tensors
@@ -135,12 +135,14 @@ def test_activations_grow_with_the_micro_batch_and_shrink_in_half_precision() ->
 # The plan.
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.25, **settings: Any) -> estimate.Plan:
+def planned(
+    monkeypatch: pytest.MonkeyPatch, seconds: float = 0.25, cost: float = 0.0, **settings: Any
+) -> estimate.Plan:
     """A plan on a machine of known speed."""
     monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: seconds)
     given, _ = TrainingSettings(machine=MachineSettings(threads=1), **settings).filled(GENERAL_RECIPE)
     batches = batches_of(tiny_settings(accumulate=2))
-    return make_plan(NextToken(), model_of("modern"), given, batches, batches.steps_per_epoch, {"size": "small"})
+    return make_plan(NextToken(), model_of("modern"), given, batches, batches.steps_per_epoch, {"size": "small"}, cost)
 
 
 def test_minutes_fix_the_steps_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +155,25 @@ def test_minutes_fix_the_steps_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: 99.0)
     again = make_plan(NextToken(), model_of("modern"), plan.settings, batches, batches.steps_per_epoch, {})
     assert again.settings == plan.settings
+
+
+@pytest.mark.parametrize(
+    ("steps", "cost", "times"),
+    [(1000, 0.0, 10), (1000, 5.0, 10), (1000, 30.0, 5), (1000, 1000.0, 2), (3, 0.0, 3), (1, 50.0, 1)],
+)
+def test_evaluations_take_little_of_the_time(steps: int, cost: float, times: int) -> None:
+    """Ten of them, or as many as fit in 15 % of the time, but two at least where there are as many steps."""
+    assert evaluations(steps, cost) == times
+
+
+def test_minutes_count_the_evaluations_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs 40 steps of a quarter of a second: ten seconds of two minutes."""
+    plan = planned(monkeypatch, minutes=2.0, cost=40.0)
+    every = plan.settings.evaluate_every
+    assert every is not None
+    times = -(-plan.steps // every)
+    assert 2 <= times < 10
+    assert 0.9 * 120 <= plan.steps * 0.25 + times * 10 <= 120
 
 
 def test_a_moment_is_at_least_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,15 +206,21 @@ def test_measuring_changes_nothing() -> None:
     """A planned training is the same as one that was not, and a rate that would break it does not break the plan."""
     settings = tiny_settings(steps=5, rate=1e9)
     model = model_of("modern")
+    model.register_buffer("seen", torch.zeros(1))
+
+    def count(model: nn.Module, batch: Batch) -> None:
+        model.seen += 1  # type: ignore[operator]
+
     before, state = weights(model), copy.deepcopy(model.state_dict())
     batches = batches_of(settings)
-    make_plan(NextToken(), model, replace(settings, machine=MachineSettings(threads=1)), batches, 7, {})
+    make_plan(NextToken(count), model, replace(settings, machine=MachineSettings(threads=1)), batches, 7, {})
     assert torch.equal(weights(model), before)
+    assert model.seen == 0
     assert all(p.grad is None for p in model.parameters())
     sound = tiny_settings(steps=5)
     one, _ = train(sound, model=model)
     fresh = model_of("modern")
-    fresh.load_state_dict(state)
+    fresh.load_state_dict({name: value for name, value in state.items() if name != "seen"})
     two, _ = train(sound, model=fresh)
     assert [getattr(e, "loss", 0) for e in one] == [getattr(e, "loss", 0) for e in two]
 

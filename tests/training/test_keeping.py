@@ -30,6 +30,7 @@ from tokenloom.training.batches import Moment
 from tokenloom.training.checkpoints import load_weights
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
 from tokenloom.training.loop import NonFiniteLoss, fit
+from tokenloom.training.losses import Terms
 from tokenloom.training.settings import TrainingSettings
 
 # What is kept.
@@ -268,3 +269,36 @@ def test_a_rate_that_becomes_too_high_keeps_the_last_good_checkpoint(tmp_path: P
 def test_a_validation_loss_that_is_no_number_stops_training() -> None:
     with pytest.raises(NonFiniteLoss, match="step 4: the validation loss is nan"):
         train(tiny_settings(), task=Scripted([math.nan]))
+
+
+def test_a_gradient_that_is_no_number_stops_training_though_the_loss_is_one(tmp_path: Path) -> None:
+    class Sharp(NextToken):
+        """Adds 0, whose derivative does not exist."""
+
+        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+            terms = super().loss(model, batch)
+            p = next(model.parameters())
+            terms["loss"].sums = terms["loss"].sums + (p - p.detach()).square().sum().sqrt()
+            return terms
+
+    model, before = tiny_gpt(), weights(tiny_gpt())
+    with pytest.raises(NonFiniteLoss, match="step 1: the norm of the gradient is nan"):
+        train(tiny_settings(), task=Sharp(), model=model, run=run_in(tmp_path))
+    assert torch.equal(weights(model), before), "nothing was learnt from it"
+
+
+def test_a_loss_that_is_no_number_is_told_as_such() -> None:
+    task, batches = poisoned(tiny_settings(), at=1)
+    with pytest.raises(NonFiniteLoss, match="step 1: the loss is nan"):
+        list(fit(task, tiny_gpt(), tiny_settings(), batches, VALIDATION))
+
+
+def test_a_parameter_that_came_after_the_optimisers_is_caught_before_anything_is_kept(tmp_path: Path) -> None:
+    settings = tiny_settings(evaluate_every=3)
+    model = tiny_gpt()
+    events = fit(NextToken(), model, settings, batches_of(settings), VALIDATION, run=run_in(tmp_path))
+    next(events)
+    model.added = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"in none \['added'\]"):
+        list(events)
+    assert list(tmp_path.iterdir()) == []

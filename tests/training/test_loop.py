@@ -26,11 +26,21 @@ from tiny_training import (
 from torch import nn
 
 from tokenloom.models.batch import IGNORE, Batch
+from tokenloom.models.gpt import GPT
 from tokenloom.training import loop
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Evaluated, Event, Finished, Stepped
 from tokenloom.training.loop import NoTargets, Trainer, evaluate, fit
 from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
+
+
+def awake(model: GPT) -> GPT:
+    """With output maps that are not zero, as they are at the start: else dropout would change nothing."""
+    layer: Any = model.transformer.layers[0]
+    with torch.no_grad():
+        layer.attention.W_o.weight.normal_(generator=torch.Generator().manual_seed(0))
+    return model
+
 
 # One step.
 
@@ -118,9 +128,7 @@ def test_dropout_is_drawn_anew_each_step_and_part_by_seed_alone() -> None:
         settings = tiny_settings(seed=seed, accumulate=2, rate=0.0, matrix_rate=0.0, clip=0.0)
         torch.manual_seed(noise)
         one_batch = batches_of(tiny_settings(accumulate=2))(0)
-        model = tiny_gpt(dropout=0.5)
-        with torch.no_grad():
-            model.transformer.layers[0].attention.W_o.weight.normal_(generator=torch.Generator().manual_seed(0))
+        model = awake(tiny_gpt(dropout=0.5))
         events, _ = train(settings, model=model, batches=lambda step: one_batch)
         return [s.loss for s in of_kind(events, Stepped)]
 
@@ -128,6 +136,24 @@ def test_dropout_is_drawn_anew_each_step_and_part_by_seed_alone() -> None:
     assert len(set(first)) == 12, "the same batch and weights, another mask each step"
     assert first == losses(1, noise=6), "nothing depends on the global generator"
     assert first != losses(2, noise=5)
+
+
+def test_micro_batches_drop_out_differently() -> None:
+    """The same samples twice in a step, under two masks."""
+    sums: list[torch.Tensor] = []
+
+    class Watched(NextToken):
+        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+            terms = super().loss(model, batch)
+            sums.append(terms["loss"].sums.detach())
+            return terms
+
+    settings = tiny_settings()
+    (batch,) = batches_of(settings)(0)
+    model = awake(tiny_gpt(dropout=0.5)).train()
+    Trainer(Watched(), model, settings, lambda step: [batch, batch]).step(0, 10)
+    assert len(sums) == 2
+    assert not torch.equal(*sums)
 
 
 class TwoTerms(NextToken):
@@ -224,7 +250,7 @@ def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
 
 
 def test_evaluation_does_not_depend_on_the_batch_size_and_is_deterministic() -> None:
-    task, model = NextToken(), tiny_gpt(dropout=0.5)
+    task, model = NextToken(), awake(tiny_gpt(dropout=0.5))
     model.train()
     values = {batch: task.summarise(evaluate(task, model, VALIDATION, batch=batch)) for batch in (1, 7, 30, 64)}
     again = task.summarise(evaluate(task, model, VALIDATION, batch=64))

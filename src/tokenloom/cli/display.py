@@ -213,7 +213,7 @@ class Display:
             return
         total = self._last.steps
         self.line(
-            f"step {event.step:>{len(str(total))}}/{total}  loss {self._mean():.4f}  validation {loss:.4f}"
+            f"{event.step:>{len(str(total))}}/{total}  loss {self._mean():.4f}  validation {loss:.4f}"
             f"{' best' if event.best else '     '}  {self._rate()}  {duration(event.seconds)}  left {self._left()}"
         )
 

@@ -14,12 +14,12 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 import tokenloom
-from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN
+from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN, whole_number
 from tokenloom.errors import UserError
 
 STDIN = "<standard input>"
 OTHER_DATA = Annotated[str | None, Parameter(help="measure on all of these data instead")]
-BATCH = Annotated[int, Parameter(help="samples at a time; makes no difference to the result")]
+BATCH = Annotated[int, Parameter(converter=whole_number, help="samples at a time; makes no difference to the result")]
 RUN_OR_TASK = Annotated[str, Parameter(name="RUN", help="a run folder, or the name of a task")]
 
 

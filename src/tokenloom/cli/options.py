@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenloom.cli.output import plain
+from tokenloom.cli.output import plain, whole_number
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def parameters(cls: type) -> Iterator[inspect.Parameter]:
     for option in options(cls):
         shown = "" if option.default is None or option.default == [] else f" [default: {plain(option.default)}]"
         negative = None if option.type in (bool, bool | None) else ""
-        info = Parameter(help=option.help + shown, show_default=False, negative=negative)
+        converter = whole_number if option.type in (int, int | None) else None
+        info = Parameter(help=option.help + shown, show_default=False, negative=negative, converter=converter)
         annotation: Any = Annotated.__class_getitem__((option.type | None, info))  # type: ignore[attr-defined]
         kind = inspect.Parameter.POSITIONAL_ONLY if option.positional else inspect.Parameter.KEYWORD_ONLY
         yield inspect.Parameter(option.name, kind, default=None, annotation=annotation)

@@ -1,12 +1,26 @@
-"""How commands print their results."""
+"""What the commands share: some of their parameters, and how they print."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
+
+
+def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
+    """The value of a flag as a whole number; 1e6 is one, and 1.5 is not rounded to one. Raises ValueError."""
+    text = tokens[0].value
+    for read in (int, float):
+        with suppress(ValueError):
+            number = read(text)
+            if math.isfinite(number) and number == int(number):
+                return int(number)
+    raise ValueError(f"{text} is not a whole number")
 
 
 def _flag(name: list[str], help: str) -> Parameter:

@@ -6,7 +6,7 @@ installed, imported or unpacked onto the disk.
 
 import hashlib
 import http.client
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -132,7 +132,9 @@ class PipArchive:
 
 
 def _pip() -> list[str]:
-    if importlib.util.find_spec("pip") is not None:
+    # Asked of the metadata: looking the module itself up makes setuptools switch off its distutils for this process,
+    # which torch.compile needs afterwards.
+    if any(importlib.metadata.distributions(name="pip")):
         return [sys.executable, "-P", "-m", "pip"]  # -P: a file pip.py in the user's folder is not pip.
     found = shutil.which("pip") or shutil.which("pip3")
     if found is None:

@@ -56,6 +56,7 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
 
     AdamW keeps two tensors of a parameter's size, Muon one. batch: a micro-batch.
     """
+    model = copy.deepcopy(model)  # a model may keep count of its batches
     saved: dict[int, int] = {}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 

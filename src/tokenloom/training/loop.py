@@ -28,7 +28,13 @@ from tokenloom.training.checkpoints import Checkpoints, load_weights, read_tenso
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
 from tokenloom.training.losses import Terms, Totals
 from tokenloom.training.machine import precision_context
-from tokenloom.training.optimizers import load_state_tensors, make_optimizers, set_rates, state_tensors
+from tokenloom.training.optimizers import (
+    check_groups,
+    load_state_tensors,
+    make_optimizers,
+    set_rates,
+    state_tensors,
+)
 from tokenloom.training.schedules import cosine, linear
 from tokenloom.training.settings import ScheduleSettings, TrainingSettings
 
@@ -147,8 +153,13 @@ class Trainer:
         value = float(norm)
         return value, 0 < limit < value
 
-    def check_finite(self) -> None:
-        """Raise NonFiniteLoss naming the first parameter that is not: such weights must not be saved."""
+    def check(self) -> None:
+        """What must hold before weights are measured and kept: all of them are trained, and all are numbers.
+
+        Raises ValueError for a parameter that came to the model after its optimisers; NonFiniteLoss naming the first
+        parameter that is not finite.
+        """
+        check_groups(self.model, self.optimizers)
         for name, parameter in self.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise NonFiniteLoss(
@@ -264,7 +275,7 @@ def fit(
 def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evaluated:
     """Measure the whole validation part, and keep the weights if they are the best so far."""
     progress = trainer.progress
-    trainer.check_finite()
+    trainer.check()
     with precision_context(trainer.settings.machine, trainer.device):
         metrics = trainer.task.summarise(evaluate(trainer.task, trainer.model, validation))
     if not math.isfinite(metrics["loss"]):
@@ -280,7 +291,7 @@ def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evalua
 
 def _saved(trainer: Trainer, run: Run, plan: dict[str, str]) -> Saved:
     """A checkpoint; and until there has been an evaluation, the weights as they are, so that the run can be used."""
-    trainer.check_finite()
+    trainer.check()
     saved = trainer.save(run.checkpoints, plan)
     if trainer.progress.best_step < 0:
         save_weights(trainer.model, run.weights)

@@ -62,8 +62,7 @@ class Fitting:
 
     def _open(self, folder: RunFolder) -> None:
         """Begin to write: everything that could be checked has been."""
-        if self.resume:
-            folder.update_training(self.training)
+        if self.resume:  # what is there is kept until the checkpoint has been found to fit
             return
         folder.make(overwrite=self.overwrite)
         folder.write_config(self.task, self.name, self.data, self.training)
@@ -114,6 +113,7 @@ class Fitting:
     def _log(self, folder: RunFolder, event: Event, recent: list[Stepped]) -> None:
         """Keep in metrics.jsonl what happened: each evaluation, and the mean loss of every few steps."""
         if isinstance(event, Resumed):
+            folder.update_training(self.training)
             folder.truncate_metrics(event.step)
         elif isinstance(event, Stepped):
             recent.append(event)

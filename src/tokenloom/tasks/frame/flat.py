@@ -128,8 +128,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: cannot be read ({error})") from error
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config {path}: not UTF-8 (byte {error.start})") from error
     if path.suffix in (".yaml", ".yml"):
         data = _read_yaml(text, path)
     else:

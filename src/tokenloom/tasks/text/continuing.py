@@ -93,8 +93,8 @@ class ContinuesText(Task):
             raise UserError(f"{where}: {error}") from None
         if UNKNOWN not in self.tokenizer.specials and (unseen := self.tokenizer.unseen(text)):
             raise UserError(
-                f"{where}: the model has never seen {named(unseen, 'character')}; leave them out,"
-                " or train with --tokenizer byte-bpe, which takes any text"
+                f"{where}: the model has never seen {named(unseen, 'character')}; leave out what it does"
+                " not know, or train with --tokenizer byte-bpe, which takes any text"
             )
 
     def encode(self, text: str, where: str) -> tuple[Ids, list[str]]:

@@ -37,5 +37,5 @@ DIAL = {
 def dial(size: str) -> Dial:
     """The position of that name. Raises UserError naming the nearest."""
     if size not in DIAL:
-        raise UserError(f"--size {size}: no such size{nearest(size, DIAL)} There are {', '.join(DIAL)}")
+        raise UserError(f"--size {size}: no such size{nearest(size, DIAL)}; there are {', '.join(DIAL)}")
     return DIAL[size]

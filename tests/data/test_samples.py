@@ -84,6 +84,8 @@ def test_a_text_shorter_than_a_window_is_one_short_window() -> None:
 def test_one_token_is_refused() -> None:
     with pytest.raises(ValueError, match="1 tokens"):
         windows(1, 4)
+    with pytest.raises(ValueError, match="windows of 0"):
+        windows(9, 0)
 
 
 def test_wide_ids_stay_what_they_are() -> None:

@@ -159,8 +159,10 @@ def test_changed_data_are_refused_on_resume_even_of_the_same_length(sums: str, t
     content = Path(sums).read_text()
     Path(sums).write_text(content.replace("00", "09", 1))
     assert len(Path(sums).read_text()) == len(content)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match=r"step-00000002: the (training|validation) data"):
-        list(tokenloom.fit(out=out, resume=True))
+        list(tokenloom.fit(out=out, resume=True, steps=9))
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     Path(sums).write_text(content)
     list(tokenloom.fit(out=out, resume=True))
 

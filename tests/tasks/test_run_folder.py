@@ -271,6 +271,12 @@ def test_metrics_are_appended_read_and_cut_back(tmp_path: Path) -> None:
     assert [row["step"] for row in folder.read_metrics()] == [10, 20, 21]
 
 
+def test_metrics_are_json_for_everyone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append_metrics({"step": 1, "interval": float("nan"), "norm": float("inf"), "loss": 0.5})
+    assert folder.metrics.read_text() == '{"step": 1, "interval": null, "norm": null, "loss": 0.5}\n'
+
+
 def test_the_config_keeps_what_a_resumed_training_changes(run: Path) -> None:
     before = RunFolder(run).read_config()
     RunFolder(run).update_training(TrainingSettings(steps=99))

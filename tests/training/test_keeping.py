@@ -1,6 +1,7 @@
 """What a training keeps: checkpoints and best weights, going on bit for bit, and what a breakdown leaves behind."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,21 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path
     assert rest[-1].notes == resumed.damaged  # type: ignore[attr-defined]
     assert torch.equal(weights(model), weights(other))
     assert straight[-1].best == rest[-1].best  # type: ignore[attr-defined]
+
+
+def test_going_back_takes_back_the_best_weights_too(tmp_path: Path) -> None:
+    """The best came after step 8, whose checkpoint is lost: those of step 4 are the best again."""
+    settings = tiny_settings(steps=12)
+    train(settings, task=Scripted([2.0, 1.0, 3.0]), run=run_in(tmp_path))
+    for step in (8, 12):
+        (tmp_path / f"checkpoints/step-{step:08d}/model.safetensors").unlink()
+    (tmp_path / "again").mkdir()
+    train(settings, task=Scripted([2.0]), run=run_in(tmp_path / "again"), stop=after(4))
+    shutil.copytree(tmp_path / "again/checkpoints/step-00000004", tmp_path / "checkpoints/step-00000004")
+    events, _ = train(settings, task=Scripted([]), run=run_in(tmp_path), resume=True, stop=lambda: True)
+    assert events[-1].best_step == 4  # type: ignore[attr-defined]
+    checkpoint = tmp_path / "checkpoints/step-00000004/model.safetensors"
+    assert (tmp_path / "model.safetensors").read_bytes() == checkpoint.read_bytes()
 
 
 @pytest.mark.parametrize(

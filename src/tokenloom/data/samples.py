@@ -120,8 +120,8 @@ class TextWindows:
     context: int
 
     def __post_init__(self) -> None:
-        if len(self.ids) < 2:
-            raise ValueError(f"{len(self.ids)} tokens hold nothing to predict")
+        if len(self.ids) < 2 or self.context < 1:
+            raise ValueError(f"{len(self.ids)} tokens in windows of {self.context} hold nothing to predict")
 
     def __len__(self) -> int:
         # One fewer than fit, so that the cut can be anywhere and their number never changes.

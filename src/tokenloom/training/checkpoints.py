@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from tokenloom.errors import UserError
 
-STATE = "state.json"
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
 
 def sha256(path: Path) -> str:
@@ -67,12 +68,22 @@ def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     _sync(path)
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A disk that is full, or gone, is not the program's fault: say so in one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be written ({error}); what was saved before is whole") from error
+
+
 def save_weights(model: nn.Module, path: Path) -> None:
-    """The model's weights as one safetensors file, atomically."""
+    """The model's weights as one safetensors file, atomically. Raises UserError when it cannot be written."""
     beside = path.with_name(f".{path.name}.part")
-    _write_tensors(model_tensors(model), beside)
-    beside.replace(path)
-    _sync(path.parent)
+    with _writing(path):
+        _write_tensors(model_tensors(model), beside)
+        beside.replace(path)
+        _sync(path.parent)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -123,25 +134,29 @@ class Checkpoints:
         """Write the checkpoint of a step, then remove those that are neither recent nor best.
 
         `state["best_step"]`, if there is one, is the step of the best. Checkpoints of later steps, left over from
-        before training went back to an earlier one, are removed.
+        before training went back to an earlier one, are removed. Raises UserError when it cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._put_back()
         final = self.path(step)
-        beside = _hidden(final, "part")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        files = {"model.safetensors": model_tensors(model), "optimizer.safetensors": optimizer}
-        for name, tensors in files.items():
-            _write_tensors(tensors, beside / name)
-        described = {**state, "step": step, "sha256": {name: sha256(beside / name) for name in files}}
-        write_json(beside / STATE, {**described, "own_sha256": _state_hash(described)})
-        if final.exists():
-            final.replace(_hidden(final, "old"))
-        beside.replace(final)
-        _sync(self.folder)
-        self._tidy(step, state.get("best_step"))
+        with _writing(final):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._put_back()
+            beside = _hidden(final, "part")
+            self._write(beside, {**state, "step": step}, {MODEL: model_tensors(model), OPTIMIZER: optimizer})
+            if final.exists():
+                final.replace(_hidden(final, "old"))
+            beside.replace(final)
+            _sync(self.folder)
+            self._tidy(step, state.get("best_step"))
         return final
+
+    def _write(self, folder: Path, state: dict[str, Any], files: dict[str, dict[str, Tensor]]) -> None:
+        """A whole checkpoint, where it does not count yet."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name, tensors in files.items():
+            _write_tensors(tensors, folder / name)
+        described = {**state, "sha256": {name: sha256(folder / name) for name in files}}
+        write_json(folder / STATE, {**described, "own_sha256": _state_hash(described)})
 
     def _put_back(self) -> None:
         """Finish or undo a replacement that a kill cut short."""
@@ -209,6 +224,15 @@ class Checkpoints:
         raise UserError(
             damaged[0] if damaged else f"{self.folder}: holds no checkpoint to go on from; --overwrite starts anew"
         )
+
+    def put_weights(self, step: int, path: Path) -> None:
+        """Make a file hold the weights of a checkpoint again. Without effect when that checkpoint is not whole."""
+        try:
+            state, folder = self.read(step)
+        except UserError:
+            return
+        if not path.is_file() or sha256(path) != state["sha256"][MODEL]:
+            write_atomically(path, (folder / MODEL).read_bytes())
 
 
 def _hidden(path: Path, kind: str) -> Path:

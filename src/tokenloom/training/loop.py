@@ -24,7 +24,7 @@ from tokenloom.training.batches import (
     seed_everything,
     step_seed,
 )
-from tokenloom.training.checkpoints import Checkpoints, load_weights, read_tensors, save_weights
+from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, load_weights, read_tensors, save_weights
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
 from tokenloom.training.losses import Terms, Totals
 from tokenloom.training.machine import precision_context
@@ -182,8 +182,8 @@ class Trainer:
             raise UserError(
                 f"{folder}: the {changed[0]} data{also} are not those it was trained with; --overwrite starts anew"
             )
-        load_weights(self.model, folder / "model.safetensors")
-        path = folder / "optimizer.safetensors"
+        load_weights(self.model, folder / MODEL)
+        path = folder / OPTIMIZER
         try:
             load_state_tensors(self.model, self.optimizers, read_tensors(path))
         except ValueError as error:
@@ -243,6 +243,8 @@ def fit(
     resumed = Resumed(0, [])
     if run is not None and resume:
         resumed = trainer.restore(run.checkpoints, plan)
+        # The run may have gone further than this checkpoint, and found other weights to be the best.
+        run.checkpoints.put_weights(trainer.progress.best_step, run.weights)
         yield resumed
     progress = trainer.progress
     began = time.perf_counter() - progress.seconds

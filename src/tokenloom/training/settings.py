@@ -121,6 +121,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("rate", "matrix_rate", "weight_decay", "clip", "warmup"), FROM_0),
     "beta2": (0, math.nextafter(1, 0), "from 0 up to, but not including, 1"),
     "decay_share": (0, 1, "from 0 to 1"),
+    "seed": (0, 2**63 - 1, "from 0 to 2⁶³ − 1"),
     "minutes": (1e-6, 1e6, "above 0, and below a million"),
 }
 

@@ -53,19 +53,13 @@ class Fitting:
         yield Planned(plan)
         if self.dry_run:
             return
-        if self.folder is not None:
-            self._open(self.folder)
+        if self.folder is not None and not self.resume:
+            self.folder.make(overwrite=self.overwrite)
+            self.folder.write_config(self.task, self.name, self.data, self.training)
         baseline = self.task.baseline(material)
         if baseline is not None:
             yield baseline
         yield from self._loop(material, baseline)
-
-    def _open(self, folder: RunFolder) -> None:
-        """Begin to write: everything that could be checked has been."""
-        if self.resume:  # what is there is kept until the checkpoint has been found to fit
-            return
-        folder.make(overwrite=self.overwrite)
-        folder.write_config(self.task, self.name, self.data, self.training)
 
     def _plan(self, material: Material) -> Plan:
         """Build the model, fill in the settings, measure."""
@@ -219,9 +213,9 @@ def _resumed(
     own = {**config["settings"], **config["training"], "task": config["task"]}
     for name, value in (settings if task is None else {**settings, "task": task}).items():
         if name == "minutes":
-            raise UserError(f"--resume: the run's length is fixed at {own['steps']} steps; --steps changes it")
-        if name not in ("steps", "device", "threads") and value != own[name]:
-            raise UserError(f"--resume: {name} is {own[name]!r} in this run and cannot become {value!r}")
+            raise UserError(f"--resume: the run's length is fixed at {own.get('steps')} steps; --steps changes it")
+        if name not in ("steps", "device", "threads") and value != own.get(name):
+            raise UserError(f"--resume: {name} is {own.get(name)!r} in this run and cannot become {value!r}")
     training = build(TrainingSettings, {**config["training"], **settings})
     choose_device(training.machine.device)
     instance.source = config["data"] if data is None else data

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -115,9 +116,10 @@ class RunFolder:
         write_json(self.config_file, {**self.read_config(), "training": flatten(training)})
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl."""
+        """Add one line to metrics.jsonl; what is not finite becomes null, since JSON has no word for it."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(plain) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl that are whole."""

@@ -14,13 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.errors import UserError
+from tokenloom.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tokenloom.tasks.frame.base import Task
     from tokenloom.tasks.frame.fitting import fit, train
     from tokenloom.tasks.frame.runs import load
 
-__version__ = "0.1.0.dev0"
 __all__ = ["Task", "UserError", "__version__", "fit", "load", "train"]
 
 _WHERE = {

@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import own_task
 import pytest
 import torch
 from frame_helpers import OWN, TINY, after, files, stepped, weights
+from own_task import write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
@@ -175,6 +177,21 @@ def test_the_data_may_have_been_moved(sums: str, tmp_path: Path) -> None:
         list(tokenloom.fit(out=out, resume=True))
     events = list(tokenloom.fit(moved, out=out, resume=True))
     assert events[-1].reason == "steps"  # type: ignore[attr-defined]
+
+
+def test_a_run_is_gone_on_with_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task and the data were given by where they lay from there, and may be given so again."""
+    here = tmp_path / "here"
+    here.mkdir()
+    shutil.copy(own_task.__file__, here / "mine.py")
+    write_sums(here / "sums.txt")
+    monkeypatch.chdir(here)
+    given = {"task": "./mine.py:Sums", "out": tmp_path / "run"}
+    list(tokenloom.fit("sums.txt", steps=9, threads=1, stop=after(2), **given))
+    list(tokenloom.fit("sums.txt", resume=True, stop=after(2), **given))
+    monkeypatch.chdir(tmp_path)
+    list(tokenloom.fit(out="run", resume=True, stop=after(2)))
+    assert tokenloom.load("run").evaluate()["loss"] > 0
 
 
 def test_a_dry_run_of_going_on_trains_nothing(sums: str, tmp_path: Path) -> None:

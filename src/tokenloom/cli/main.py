@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-import tokenloom
 from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN, whole_number
 from tokenloom.errors import UserError
+from tokenloom.version import VERSION
 
 STDIN = "<standard input>"
 OTHER_DATA = Annotated[str | None, Parameter(help="measure on all of these data instead")]
@@ -76,7 +76,7 @@ def make_app(tokens: Sequence[str]) -> App:
     app = App(
         name="tokenloom",
         help="Train, evaluate, use and look inside small transformers for any data.",
-        version=tokenloom.__version__,
+        version=VERSION,
         help_format="plaintext",
         suppress_keyboard_interrupt=False,
     )

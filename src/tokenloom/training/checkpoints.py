@@ -65,6 +65,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(0o644)  # The library lets only the owner read what it writes; a run may be shared.
     _sync(path)
 
 

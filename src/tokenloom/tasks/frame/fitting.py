@@ -14,7 +14,7 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task, guess_task
-from tokenloom.tasks.frame.runs import RunFolder, task_of
+from tokenloom.tasks.frame.runs import RunFolder, findable, task_of
 from tokenloom.training.batches import Batches
 from tokenloom.training.checkpoints import Checkpoints, load_weights, model_tensors, put_tensors
 from tokenloom.training.estimate import Plan, make_plan
@@ -211,7 +211,7 @@ def _resumed(
     refuse_unknown(config["training"], [TrainingSettings], f"{folder.config_file}: ")
     refuse_unknown(settings, known)
     own = {**config["settings"], **config["training"], "task": config["task"]}
-    for name, value in (settings if task is None else {**settings, "task": task}).items():
+    for name, value in (settings if task is None else {**settings, "task": findable(task)}).items():
         if name == "minutes":
             raise UserError(f"--resume: the run's length is fixed at {own.get('steps')} steps; --steps changes it")
         if name not in ("steps", "device", "threads") and value != own.get(name):

@@ -14,13 +14,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import tokenloom
+from tokenloom.data.recipes import names
 from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Task
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task
 from tokenloom.training.checkpoints import load_weights, write_atomically, write_json
 from tokenloom.training.settings import TrainingSettings
+from tokenloom.version import VERSION
 
 FORMAT = 1
 
@@ -84,9 +85,9 @@ class RunFolder:
             self.config_file,
             {
                 "format": FORMAT,
-                "tokenloom": tokenloom.__version__,
-                "task": name,
-                "data": data,
+                "tokenloom": VERSION,
+                "task": findable(name),
+                "data": None if data is None else findable(data),
                 "settings": flatten(task.settings),
                 "model": task.model_config,
                 "training": flatten(training),
@@ -151,6 +152,14 @@ def _try_to_write(folder: Path) -> None:
         for path in made:
             if path.is_dir():
                 path.rmdir()
+
+
+def findable(name: str) -> str:
+    """A name as it is; a path, or the file of a task in path:Name, so that it can be found from any folder."""
+    path, colon, class_name = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return f"{Path(path).resolve()}:{class_name}"
+    return str(Path(name).resolve()) if name not in names() and Path(name).exists() else name
 
 
 def task_of(config: dict[str, Any], folder: RunFolder) -> Task:

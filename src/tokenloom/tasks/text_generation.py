@@ -263,10 +263,10 @@ class TextGeneration(ContinuesText):
         terms = {"loss": cross_entropy_term(model(batch), targets)}
         counted = targets != IGNORE
         size = self._byte_lengths(targets.device)[targets.clamp(min=0)] * counted
-        terms["bytes"] = Term(size.sum(1).double(), counted.sum(1), weight=0.0)
+        terms["bytes"] = Term(size.sum(1), counted.sum(1), weight=0.0)
         unknown = self.tokenizer.specials.get(UNKNOWN)
         if unknown is not None:
-            terms["unknown"] = Term((targets == unknown).sum(1).double(), counted.sum(1), weight=0.0)
+            terms["unknown"] = Term((targets == unknown).sum(1), counted.sum(1), weight=0.0)
         return terms
 
     def _byte_lengths(self, device: torch.device) -> torch.Tensor:

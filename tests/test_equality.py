@@ -18,6 +18,7 @@ import tokenloom
 from tokenloom.data.samples import generator_for
 from tokenloom.drawing.tables import plain_table
 from tokenloom.models.batch import IGNORE, Batch, Stream
+from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.taps import Taps
 from tokenloom.tasks.frame.base import Example, Task
 from tokenloom.tasks.frame.fitting import begin
@@ -138,20 +139,46 @@ def packed_alone(s: Subject) -> float:
 
 @torch.no_grad()
 def cached_uncached(s: Subject) -> float:
-    """Fed token by token, and in chunks, against one pass."""
+    """Fed token by token, and in chunks, against one pass; also where what the model is conditioned on is padded."""
     batch = s.batch()
     ids = batch[s.task.decoded].tokens
     whole = s.model(batch).log_softmax(-1)
+    padded = _padded(batch, 3, left=False)
+    padded.streams[s.task.decoded] = batch[s.task.decoded]
     worst = 0.0
-    for cut in (1, 3):
-        model = s.task.decoder(batch)
-        state = model.start(len(ids))
-        parts = []
-        for start in range(0, ids.shape[1], cut):
-            log_probs, state = model.step(ids[:, start : start + cut], state)
-            parts.append(log_probs)
-        worst = max(worst, apart(torch.cat(parts, dim=1), whole))
+    for cut, given in ((1, batch), (3, batch), (1, padded)):
+        model = s.task.decoder(given)
+        log_probs, _ = _fed(model, ids, model.start(len(ids)), cut)
+        worst = max(worst, apart(log_probs, whole))
     return worst
+
+
+def _fed(model: Any, ids: Tensor, state: Any, cut: int = 1) -> tuple[Tensor, Any]:
+    parts = []
+    for start in range(0, ids.shape[1], cut):
+        log_probs, state = model.step(ids[:, start : start + cut], state)
+        parts.append(log_probs)
+    return torch.cat(parts, dim=1), state
+
+
+@torch.no_grad()
+def selected_alone(s: Subject) -> float:
+    """Half of each row, then some rows in another order, one of them twice, then each of those twice."""
+    batch = s.batch()
+    ids = batch[s.task.decoded].tokens
+    whole = s.model(batch).log_softmax(-1)
+    half = ids.shape[1] // 2
+    model = s.task.decoder(batch)
+    _, state = _fed(model, ids[:, :half], model.start(len(ids)))
+    chosen = torch.tensor([2, 0, 2])
+    state = state.select(chosen)
+    twice = chosen.repeat_interleave(2)
+    forked, _ = _fed(model, ids[twice, half:], state.fork(2))
+    picked, _ = _fed(model, ids[chosen, half:], state)
+    # The model may be made for some of the rows only, in an order of its own.
+    again, _ = _fed(model, ids[chosen], model.start(3, chosen.tolist()))
+    expected = [(forked, whole[twice, half:]), (picked, whole[chosen, half:]), (again, whole[chosen])]
+    return max(apart(a, b) for a, b in expected)
 
 
 def fused_explicit(s: Subject) -> float:
@@ -162,7 +189,8 @@ def fused_explicit(s: Subject) -> float:
         outputs = s.model(s.batch(), taps=taps)
         outputs.square().mean().backward()
         results.append([outputs.detach(), *(p.grad.clone() for p in s.model.parameters() if p.grad is not None)])
-        assert taps is None or taps.values, "no attention was tapped"
+        layers = sum(isinstance(part, MultiHeadAttention) for part in s.model.modules())
+        assert taps is None or len(taps.values) == layers, f"{len(taps.values)} of {layers} attentions were tapped"
     s.model.zero_grad()
     return max(apart(a, b) for a, b in zip(*results, strict=True))
 
@@ -249,6 +277,7 @@ PATHS: dict[str, tuple[Callable[[Subject], float], float]] = {
     "padded right = unpadded": (padded_right, 1e-10),
     "packed = alone": (packed_alone, 1e-10),
     "cached = uncached": (cached_uncached, 1e-10),
+    "selected = alone": (selected_alone, 1e-10),
     "fused = explicit": (fused_explicit, 1e-10),
     "accumulated = whole": (accumulated_whole, 1e-10),
     "resumed = straight": (resumed_straight, 0.0),

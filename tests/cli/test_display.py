@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tokenloom.cli.display import COLUMN, Display, Speed, field
+from tokenloom.tasks.text.continuing import GenerateOptions
 from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Prepared, Resumed, Saved, Stepped
 
 
@@ -105,7 +106,7 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class FakeTask:
-    uses: ClassVar[dict[str, type]] = {"generate": object}
+    uses: ClassVar[dict[str, type]] = {"generate": GenerateOptions}
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
         return [f"loss: {metrics['loss']}"]
@@ -118,14 +119,14 @@ def fitting(**more: Any) -> Any:
     return SimpleNamespace(task=FakeTask(), folder=SimpleNamespace(path=Path("runs/two words")), dry_run=False, **more)
 
 
-@pytest.mark.parametrize(("loss", "verdict"), [(1.2, "beats the n-gram (1.5000)"), (1.5, "does not beat the n-gram")])
+@pytest.mark.parametrize(("loss", "verdict"), [(1.2, "beats"), (1.5, "does not beat")])
 def test_the_result(loss: float, verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
     display = Display()
-    shown(display, Baseline("n-gram", 1.5, "nats a token"))
+    shown(display, Baseline("n-gram", 1.5, "nats a token"), Finished(5, "steps", 5, {"loss": loss}, 1.0))
     display.result(fitting(), {"loss": loss, "steps": 5, "reason": "steps"}, example=True)
     out = capsys.readouterr().out
     assert f"loss: {loss}\n" in out
-    assert verdict in out
+    assert f"\n{verdict} the simple method, n-gram (1.5000)\n" in out
     assert "\nOnce upon a time\n" in out
     assert out.endswith("saved in 'runs/two words'; try: tokenloom generate 'runs/two words'\n")
 

@@ -41,7 +41,7 @@ def test_what_is_printed(call: Call, rhyme: Path, tmp_path: Path) -> None:
     assert result[0].startswith("loss: ")
     assert result[0].endswith("nats a token (95 % interval)")
     assert any(line.startswith("measured on:") and "windows of 16" in line for line in result)
-    assert any("the order-6 Kneser–Ney n-gram" in line for line in result)
+    assert any("the simple method, order-6 Kneser–Ney n-gram" in line for line in result)
     assert result[-1] == f"saved in {out}; try: tokenloom generate {out}"
     loaded = tokenloom.load(out)
     assert loaded.example().strip() in answer.out, "the example is what the trained model makes"

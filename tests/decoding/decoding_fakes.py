@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ class TableModel:
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return cls((sharpness * logits).log_softmax(-1), memory)
 
-    def start(self, batch: int) -> FakeState:
+    def start(self, batch: int, rows: Sequence[int] | None = None) -> FakeState:
         return FakeState(torch.full((batch, self.memory), -1), torch.zeros(batch, dtype=torch.int64))
 
     def next(self, last: Tensor) -> Tensor:

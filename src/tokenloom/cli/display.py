@@ -105,6 +105,7 @@ class Display:
         self._training_curve: list[tuple[float, float]] = []
         self._validation_curve: list[tuple[float, float]] = []
         self._losses: deque[float] = deque(maxlen=RECENT)
+        self._best: dict[str, float] = {}
         self._first: Stepped | None = None
         self._last: Stepped | None = None
         self._told: list[str] = []
@@ -219,6 +220,7 @@ class Display:
 
     def _finished(self, event: Finished) -> None:
         self._close()
+        self._best = event.best
         for text in event.notes:
             self.note(text)
         if self._last is None:
@@ -246,18 +248,19 @@ class Display:
 
     def result(self, fitting: Fitting, result: dict[str, Any], *, example: bool) -> None:
         """The last lines, on standard output: what came out, what it makes, and what to do next."""
+        from tokenloom.tasks.frame.flat import options
+
         if self.quiet:
             return
         if fitting.dry_run:
             print("a dry run: nothing was trained")
             return
         if "loss" in result:
-            print("\n".join(fitting.task.metric_lines({k: v for k, v in result.items() if isinstance(v, int | float)})))
+            print("\n".join(fitting.task.metric_lines(self._best)))
             if self._baseline is not None:
                 better = result["loss"] < self._baseline.value
-                print(
-                    f"{'beats' if better else 'does not beat'} the {self._baseline.name} ({self._baseline.value:.4f})"
-                )
+                verdict = "beats" if better else "does not beat"
+                print(f"{verdict} the simple method, {self._baseline.name} ({self._baseline.value:.4f})")
         if example and (text := fitting.task.example()):
             print(f"{'-' * 20} an example of what it makes {'-' * 20}\n{text.strip()}\n{'-' * 68}")
         if fitting.folder is None:
@@ -266,5 +269,6 @@ class Display:
         if result.get("reason") == "interrupt":
             print(f"stopped and saved at step {result['steps']:,}; go on with: tokenloom train --resume --out {where}")
             return
-        verb = next(iter(fitting.task.uses), "evaluate")
-        print(f"saved in {where}; try: tokenloom {verb} {where}")
+        verb, uses = next(iter(fitting.task.uses.items()), ("evaluate", None))
+        inputs = [] if uses is None else [option.name.upper() for option in options(uses) if option.positional]
+        print(f"saved in {where}; try: {' '.join(['tokenloom', verb, where, *inputs])}")

@@ -226,7 +226,7 @@ class _Batch:
         self.device = feed_device(model)
         used = sorted({sample.number for sample in active})
         self.state: State
-        self.log_probs, self.state = prefill(model, [prompts[number] for number in used])
+        self.log_probs, self.state = prefill(model, [prompts[number] for number in used], used)
         self._spread([used.index(sample.number) for sample in active])
         self.seen: Tensor | None = None
         if any(sample.request.sampling.penalises for sample in active):

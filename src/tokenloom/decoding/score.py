@@ -54,7 +54,7 @@ def score_pairs(
     order = sorted(range(len(texts)), key=lambda index: len(texts[index][0]))
     for first in range(0, len(order), batch):
         part = order[first : first + batch]
-        values = _score_batch(model, [texts[index][0] for index in part], chunk)
+        values = _score_batch(model, [texts[index][0] for index in part], part, chunk)
         for index, row in zip(part, values, strict=True):
             scores[index] = Score(tuple(row[texts[index][1] - 1 :]))
     return [score for score in scores if score is not None]
@@ -68,10 +68,12 @@ def _checked(prompt: IDS, continuation: IDS) -> tuple[tuple[int, ...], int]:
     return start + check_prompt(continuation, "the continuation"), len(start)
 
 
-def _score_batch(model: StepModel, texts: Sequence[tuple[int, ...]], chunk: int) -> list[list[float]]:
+def _score_batch(
+    model: StepModel, texts: Sequence[tuple[int, ...]], which: Sequence[int], chunk: int
+) -> list[list[float]]:
     """ln p of every token but the first of each text; a text that has ended leaves the batch."""
     device = feed_device(model)
-    state = model.start(len(texts))
+    state = model.start(len(texts), which)
     rows = list(range(len(texts)))
     found: list[list[float]] = [[] for _ in texts]
     place = 0

@@ -6,7 +6,7 @@ alone: see `chapter_style` and `modern_style`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -178,7 +178,7 @@ class GPT(nn.Module):
             mask = mask & Padding(text.real)
         return mask
 
-    def start(self, batch: int) -> GPTState:
+    def start(self, batch: int, rows: Sequence[int] | None = None) -> GPTState:
         """The state of rows that have read nothing."""
         c = self.config
         capacity = c.context if c.window is None else c.window

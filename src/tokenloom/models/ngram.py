@@ -136,7 +136,7 @@ class KneserNey:
         np.log(probs, out=probs)
         return probs.reshape(ids.shape)
 
-    def start(self, batch: int) -> NgramState:
+    def start(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
         """The state of `batch` rows that have seen nothing yet."""
         import torch
 

@@ -4,6 +4,7 @@ A recurrent network carries a hidden state, a transformer a key–value cache, a
 them answer the same question: given some more tokens, what are the log-probabilities of the next one?
 """
 
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import torch
@@ -40,8 +41,12 @@ class StepModel(Protocol):
         """How many of the last tokens a prediction can depend on; None means no limit."""
         ...
 
-    def start(self, batch: int) -> State:
-        """The state of `batch` rows that have seen nothing yet."""
+    def start(self, batch: int, rows: Sequence[int] | None = None) -> State:
+        """The state of `batch` rows that have seen nothing yet.
+
+        rows: for a model that was made for several things (sources to translate, pictures to describe), which of them
+        each row is about; None means 0 … batch − 1. A model that is not conditioned looks at `batch` alone.
+        """
         ...
 
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, State]:
@@ -56,7 +61,10 @@ class StepModel(Protocol):
 
 
 def feed_device(model: object) -> torch.device:
-    """The device on which a model wants its tokens: that of its first parameter, else the CPU."""
+    """The device on which a model wants its tokens: its `device`, else that of its first parameter, else the CPU."""
+    device = getattr(model, "device", None)
+    if isinstance(device, torch.device):
+        return device
     if isinstance(model, torch.nn.Module):
         for parameter in model.parameters():
             return parameter.device

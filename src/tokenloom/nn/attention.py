@@ -269,7 +269,7 @@ class MultiHeadAttention(nn.Module):
     def _keys_values(
         self, X: Tensor, memory: Tensor | None, placement: Placement | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
-        if memory is not None and cache is not None and cache.complete:
+        if cache is not None and cache.complete:
             return cache.stored()
         source = X if memory is None else memory
         K = self._split(self.W_k(source), self.kv_heads)

@@ -203,6 +203,10 @@ class KeyValueCache:
             chosen._measure()
         return chosen
 
+    def fork(self, n: int) -> KeyValueCache:
+        """A new cache in which every row stands n times: a a b b for rows a b and n = 2."""
+        return self.select(torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(n))
+
     def reset(self) -> None:
         """Forget all tokens, keeping the allocated tensors, and the memories."""
         self.lengths = torch.zeros_like(self.lengths)

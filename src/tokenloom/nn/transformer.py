@@ -58,7 +58,8 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         """X: (B, N, D) → (B, N, D). memory: (B, M, D'), with a mask of its own. cache: of itself and of the memory.
 
-        Raises ValueError when a layer with cross-attention is given no memory; one without has no use for it.
+        A memory that the cache has read already may be left out. Raises ValueError when a layer with cross-attention
+        has none at all; one without has no use for it.
 
         Taps: `resid_pre`, `attn_out`, `resid_mid`, (`cross_out`, and the taps of cross-attention within `cross`),
         `mlp_out`, `resid_post`, all (B, N, D), and those of attention.
@@ -73,7 +74,7 @@ class TransformerLayer(nn.Module):
 
         X = self._add(X, attend, self.norm_attention, "attn_out", taps)
         if self.cross is not None:
-            if memory is None:
+            if memory is None and not (other is not None and other.complete):
                 raise ValueError("this layer has cross-attention, and was given no memory to look at")
             look, inner = self.cross, None if taps is None else taps.within("cross")
 

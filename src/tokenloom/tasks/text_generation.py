@@ -336,6 +336,7 @@ class TextGeneration(ContinuesText):
             "padded right = unpadded",
             "packed = alone",
             "cached = uncached",
+            "selected = alone",
             "fused = explicit",
             "accumulated = whole",
             "resumed = straight",

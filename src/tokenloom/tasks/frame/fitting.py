@@ -66,6 +66,8 @@ class Fitting:
         self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
         self.task.model = self.task.build(self.training.seed).to(choose_device(self.training.machine.device))
         batches = self._batches(material)
+        if self.training.optimizer.optimizer == "adamw":
+            taken.pop("matrix_rate", None)
         derived = {**self.task.derived(), **taken}
         # Measuring takes the forward third of the work of training.
         cost = len(material.validation.all()) / (3 * batches.batch)

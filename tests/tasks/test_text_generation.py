@@ -22,6 +22,7 @@ from tokenloom.tasks.frame.runs import load
 from tokenloom.tasks.frame.sizes import DIAL
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import Moment
+from tokenloom.training.events import Planned
 
 SCRIPTS = {
     "greek": "Μῆνιν ἄειδε, θεά, Πηληϊάδεω Ἀχιλῆος\nοὐλομένην, ἣ μυρί' Ἀχαιοῖς ἄλγε' ἔθηκε,\n",
@@ -378,7 +379,8 @@ def test_the_dial_gives_every_size_and_each_can_be_overridden(tmp_path: Path) ->
         task.sketch()
         assert {key: task.model_config[key] for key in position.sizes} == position.sizes
         assert task.model_config["dropout"] == position.dropout
-        assert task.recipe(task.prepare(str(data))) == position.recipe
+        recipe = task.recipe(task.prepare(str(data)))
+        assert {key: recipe[key] for key in position.recipe} == position.recipe
     task = task_on(data, context=24, width=20, depth=3, heads=5, dropout=0.25, kv_heads=1, window=9)
     chosen = {"context": 24, "width": 20, "depth": 3, "heads": 5, "dropout": 0.25, "kv_heads": 1, "window": 9}
     assert {key: task.model_config[key] for key in chosen} == chosen
@@ -438,3 +440,13 @@ def test_there_is_nothing_to_use_before_training(tmp_path: Path) -> None:
     prepared = task_on(written(tmp_path))
     with pytest.raises(UserError, match="no model yet"):
         prepared.generate("One")
+
+
+def test_a_short_text_is_passed_over_fifteen_times_and_a_long_one_has_its_minutes(tmp_path: Path) -> None:
+    sizes = {"context": 8, "width": 8, "depth": 1, "heads": 1, "threads": 1}
+    short = tokenloom.fit(written(tmp_path, RHYME), dry_run=True, **sizes)
+    plan = next(event.plan for event in short if isinstance(event, Planned))
+    assert plan.steps == 15 * plan.steps_per_epoch < 500
+    long = tokenloom.fit(written(tmp_path, RHYME * 400), dry_run=True, **sizes)
+    plan = next(event.plan for event in long if isinstance(event, Planned))
+    assert plan.steps * plan.seconds_per_step == pytest.approx(300, rel=0.5), "five minutes, evaluations included"

@@ -37,6 +37,8 @@ from tokenloom.training.settings import option
 
 # A sketch without data assumes about as many different characters as an English text has.
 SKETCH_VOCAB = 96
+# A text that is passed over so often in fewer than so many steps is a short one.
+MOST_EPOCHS, SHORT = 15, 500
 # The textbook's own training.
 CHAPTER_RECIPE: dict[str, Any] = {
     "optimizer": "adamw",
@@ -238,7 +240,10 @@ class TextGeneration(ContinuesText):
     def recipe(self, material: Material) -> dict[str, Any]:
         if self.settings.style == "chapter":
             return CHAPTER_RECIPE
-        return (self._dial or dial(self.settings.size)).recipe
+        recipe = (self._dial or dial(self.settings.size)).recipe
+        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
+        # A short text is soon known by heart: then the passes over it are the measure, and not the minutes.
+        return {**recipe, "steps": steps} if steps < SHORT else recipe
 
     # Model, loss and metrics.
 

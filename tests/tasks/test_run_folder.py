@@ -1,5 +1,6 @@
 """The run folder: claimed before any work, never at the cost of what is no run, and loaded strictly."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -113,20 +114,49 @@ def test_what_is_no_run_is_never_overwritten(tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
-def test_overwriting_removes_the_run_and_nothing_else(run: Path) -> None:
+def test_overwriting_sets_the_run_aside_until_there_is_another(run: Path) -> None:
     (run / "notes.md").write_text("what I thought")
-    RunFolder(run).make(overwrite=True)
-    assert tree(run) == {"notes.md": b"what I thought"}
+    before = tree(run)
+    folder = RunFolder(run)
+    folder.make(overwrite=True)
+    assert [path.name for path in run.iterdir()] == [".replaced"]
+    folder.config_file.write_text("of a training that comes to nothing")
+    folder.put_back()
+    assert tree(run) == before
+    folder.make(overwrite=True)
+    folder.weights.write_text("new")
+    folder.put_back()
+    assert folder.weights.read_text() == "new", "there is something in its place"
+    folder.drop_replaced()
+    assert tree(run) == {"notes.md": b"what I thought", "model.safetensors": b"new"}
 
 
-def test_a_kill_while_overwriting_leaves_what_can_be_overwritten(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*args: Any) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("survived", range(12))
+def test_a_kill_at_any_moment_of_overwriting_loses_nothing(
+    run: Path, survived: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setting aside and putting back, stopped before the n-th file operation; then another process goes on."""
+    before = tree(run)
+    done = 0
 
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
+    def counted(original: Any) -> Any:
+        def operation(*args: Any, **more: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done > survived:
+                raise KeyboardInterrupt
+            return original(*args, **more)
+
+        return operation
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        for owner, name in ((Path, "replace"), (Path, "touch"), (Path, "unlink"), (Path, "rmdir"), (Path, "mkdir")):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
         RunFolder(run).make(overwrite=True)
-    claim(run, overwrite=True)
+        (run / "config.json").write_text("new")
+        RunFolder(run).put_back()
+    RunFolder(run).put_back()
+    assert tree(run) == before
 
 
 def test_a_run_that_another_training_began_meanwhile_is_left_alone(run: Path) -> None:

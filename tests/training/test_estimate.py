@@ -159,10 +159,10 @@ def test_minutes_fix_the_steps_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("steps", "cost", "times"),
-    [(1000, 0.0, 10), (1000, 5.0, 10), (1000, 30.0, 5), (1000, 1000.0, 2), (3, 0.0, 3), (1, 50.0, 1)],
+    [(1000, 0.0, 20), (1000, 5.0, 20), (1000, 30.0, 5), (1000, 1000.0, 1), (3, 0.0, 3), (1, 50.0, 1)],
 )
 def test_evaluations_take_little_of_the_time(steps: int, cost: float, times: int) -> None:
-    """Ten of them, or as many as fit in 15 % of the time, but two at least where there are as many steps."""
+    """Twenty of them, or as many as fit in 15 % of the time, but one at least."""
     assert evaluations(steps, cost) == times
 
 
@@ -172,7 +172,7 @@ def test_minutes_count_the_evaluations_too(monkeypatch: pytest.MonkeyPatch) -> N
     every = plan.settings.evaluate_every
     assert every is not None
     times = -(-plan.steps // every)
-    assert 2 <= times < 10
+    assert 1 <= times < 20
     assert 0.9 * 120 <= plan.steps * 0.25 + times * 10 <= 120
 
 
@@ -182,7 +182,7 @@ def test_a_moment_is_at_least_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.settings.evaluate_every == 1
 
 
-@pytest.mark.parametrize(("steps", "every", "warmup"), [(1, 1, 1), (20, 2, 1), (95, 10, 5), (5000, 500, 100)])
+@pytest.mark.parametrize(("steps", "every", "warmup"), [(1, 1, 1), (20, 1, 1), (95, 5, 5), (5000, 250, 100)])
 def test_what_depends_on_the_steps_is_derived(
     steps: int, every: int, warmup: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,11 @@ class Display:
         if self.console.is_terminal and len(text) > self.console.width and "\n" not in text:
             indent = " " * COLUMN if text[:COLUMN].rstrip().endswith(":") else "  "
             text = textwrap.fill(text, self.console.width, subsequent_indent=indent, break_on_hyphens=False)
-        self.console.print(text, markup=False)
+        try:
+            self.console.print(text, markup=False)
+        except OSError:
+            # Whoever read our reports has gone; the training is worth more than they are.
+            self.quiet = True
 
     def note(self, text: str) -> None:
         """A line of what else there is to say, once."""
@@ -231,9 +235,21 @@ class Display:
             self.line(
                 f"stopped at step {event.step:,}: no better evaluation since step {event.best_step:,} (--patience)"
             )
+        self._overfitted(event)
         if event.clipped:
             share = event.clipped / max(1, event.step)
             self.line(f"the gradient was clipped in {event.clipped:,} of {event.step:,} steps ({share:.1%})")
+
+    def _overfitted(self, event: Finished) -> None:
+        """Say so when the best evaluation lies well back, and things got worse since."""
+        if not self._validation_curve or event.best_step > 0.75 * event.step:
+            return
+        last, best = self._validation_curve[-1][1], event.best["loss"]
+        if last > 1.01 * best:
+            self.line(
+                f"validation was best at step {event.best_step:,} ({best:.4f}) and rose to {last:.4f}: from there the"
+                " training data were learnt by heart; fewer steps, a smaller size or dropout would do as well"
+            )
 
     def _draw(self) -> None:
         from tokenloom.drawing.terminal import terminal_curve

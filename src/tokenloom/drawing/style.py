@@ -113,6 +113,7 @@ def save(figure: Figure, path: str | Path) -> None:
         handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         with os.fdopen(handle, "wb") as file:
             file.write(buffer.getvalue())
+        os.chmod(beside, 0o644)  # Temporary files are for the owner only; a picture is for everyone.
         os.replace(beside, path)
     except OSError as error:
         if beside is not None:

@@ -53,13 +53,18 @@ class Fitting:
         yield Planned(plan)
         if self.dry_run:
             return
-        if self.folder is not None and not self.resume:
-            self.folder.make(overwrite=self.overwrite)
-            self.folder.write_config(self.task, self.name, self.data, self.training)
-        baseline = self.task.baseline(material)
-        if baseline is not None:
-            yield baseline
-        yield from self._loop(material, baseline)
+        try:
+            if self.folder is not None and not self.resume:
+                self.folder.make(overwrite=self.overwrite)
+                self.folder.write_config(self.task, self.name, self.data, self.training)
+            baseline = self.task.baseline(material)
+            if baseline is not None:
+                yield baseline
+            yield from self._loop(material, baseline)
+        finally:
+            # However it ended: a run that was to be replaced is back, unless there is something in its place.
+            if self.folder is not None:
+                self.folder.put_back()
 
     def _plan(self, material: Material) -> Plan:
         """Build the model, fill in the settings, measure."""
@@ -100,6 +105,8 @@ class Fitting:
         for event in events:
             if folder is not None:
                 self._log(folder, event, recent)
+                if isinstance(event, Saved):
+                    folder.drop_replaced()
             elif isinstance(event, Evaluated) and event.best:
                 best = {name: tensor.clone() for name, tensor in model_tensors(self.task.model).items()}
             if isinstance(event, Finished):

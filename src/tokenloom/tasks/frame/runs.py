@@ -24,6 +24,7 @@ from tokenloom.training.settings import TrainingSettings
 from tokenloom.version import VERSION
 
 FORMAT = 1
+WHOLE = ".whole"
 
 # What a config must hold beside its format.
 CONFIG: dict[str, type | tuple[type, ...]] = {
@@ -46,6 +47,8 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.curve = self.path / "loss.png"
+        # Where a run that is being replaced waits until the new one has something to show.
+        self.replaced = self.path / ".replaced"
 
     def claim(self, *, overwrite: bool, resume: bool) -> None:
         """Check that a training may write here, and change nothing. Raises UserError, before any work, when not."""
@@ -67,17 +70,46 @@ class RunFolder:
             raise UserError(f"--out {self.path}: cannot be written ({why})") from error
 
     def make(self, *, overwrite: bool) -> None:
-        """Make the folder. What an earlier run left in it is removed if that may be, and else refused (UserError)."""
+        """Make the folder. An earlier run in it is set aside if that may be, and else refused (UserError)."""
+        self.put_back()
         if self.config_file.is_file():
             if not overwrite:
                 raise UserError(f"--out {self.path}: another training has begun there meanwhile")
-            # The config comes last: without it the folder would no longer pass for a run.
-            for path in (self.checkpoints, self.weights, self.metrics, self.curve, self.config_file):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+            shutil.rmtree(self.replaced, ignore_errors=True)
+            self.replaced.mkdir()
+            for path in self._others():
+                path.replace(self.replaced / path.name)
+            (self.replaced / WHOLE).touch()
         self.path.mkdir(parents=True, exist_ok=True)
+
+    def _others(self) -> list[Path]:
+        return [path for path in self.path.iterdir() if path != self.replaced]
+
+    def put_back(self) -> None:
+        """Have the run back that was set aside, unless the new one has weights already. A kill at any instant, here or
+        in `make`, loses nothing: the next call goes on."""
+        if not self.replaced.is_dir():
+            return
+        if (self.replaced / WHOLE).is_file():
+            if self.weights.is_file():
+                return
+            # Everything else is of a training that came to nothing.
+            for path in self._others():
+                _remove(path)
+            (self.replaced / WHOLE).unlink()
+        for path in self.replaced.iterdir():
+            path.replace(self.path / path.name)
+        self.replaced.rmdir()
+
+    def drop_replaced(self) -> None:
+        """The new run can be used: remove the one that it replaces, but keep files that belong to no run."""
+        if not self.replaced.is_dir():
+            return
+        own = {path.name for path in (self.checkpoints, self.weights, self.metrics, self.curve, self.config_file)}
+        for path in self.replaced.iterdir():
+            if path.name not in {*own, WHOLE} and not (self.path / path.name).exists():
+                path.replace(self.path / path.name)
+        shutil.rmtree(self.replaced)
 
     def write_config(self, task: Task, name: str, data: str | None, training: TrainingSettings) -> None:
         """Everything needed to rebuild the task, once its parts and sizes are settled."""
@@ -154,6 +186,13 @@ def _try_to_write(folder: Path) -> None:
                 path.rmdir()
 
 
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def findable(name: str) -> str:
     """A name as it is; a path, or the file of a task in path:Name, so that it can be found from any folder."""
     path, colon, class_name = name.rpartition(":")
@@ -188,7 +227,8 @@ def load(path: str | Path, *, device: str = "cpu") -> Task:
     config = folder.read_config()
     task = task_of(config, folder)
     if not folder.weights.is_file():
-        raise UserError(f"{folder.weights}: missing; the run was stopped before its first evaluation")
+        before = f"; the run that it was to replace lies in {folder.replaced}" if folder.replaced.is_dir() else ""
+        raise UserError(f"{folder.weights}: missing; a run has it from its first evaluation or save on{before}")
     try:
         task.model = task.build(seed=0)
     except Exception as error:

@@ -12,7 +12,7 @@ def main(run: str) -> int:
     task = tokenloom.load(run)
     assert task.source is not None
     known = set(re.findall(r"[A-Za-z']+", " ".join(d.text for d in read_text(task.source).documents).lower()))
-    texts = task.generate_all(["\n\n"], samples=10, max_new_tokens=500, seed=1)[0]
+    texts = task.generate_all([None], samples=10, max_new_tokens=500, seed=1)[0]
     blocks, words = [], []
     for text in texts:
         # The first block goes on from the prompt, the last may be cut short.

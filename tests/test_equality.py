@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from several import in_each
 from torch import Tensor
 
 import tokenloom
@@ -24,9 +25,11 @@ from tokenloom.tasks.frame.base import Example, Task
 from tokenloom.tasks.frame.fitting import begin
 from tokenloom.tasks.frame.registry import find_task, task_names
 from tokenloom.training.batches import Batches, Moment
+from tokenloom.training.checkpoints import whole_tensors
+from tokenloom.training.distributed import ALONE, Processes, Several
 from tokenloom.training.events import Finished, Stepped
 from tokenloom.training.loop import Trainer
-from tokenloom.training.settings import TrainingSettings
+from tokenloom.training.settings import OptimizerSettings, TrainingSettings
 
 STEPS = 4
 ROWS = 5
@@ -213,6 +216,34 @@ def accumulated_whole(s: Subject) -> float:
     return apart(*weights)
 
 
+def two_one(s: Subject) -> float:
+    """Weights after two steps of the trained run in two processes, in each mode, against one; no dropout, and AdamW."""
+    (straight,) = two_steps(ALONE, s.folder / "run", [""])
+    found = in_each(two_steps, s.folder / "run", ["data", "sharded"])
+    return max(apart(torch.from_numpy(weights), torch.from_numpy(straight)) for each in found for weights in each)
+
+
+def two_steps(processes: Processes, run: Path, modes: list[str]) -> list[Any]:
+    """For each mode, all weights after two steps of three samples: the second process has fewer than the first."""
+    results = []
+    for mode in modes:
+        if isinstance(processes, Several):
+            processes.mode(mode)
+        task = tokenloom.load(run)
+        task.model.double()
+        for part in task.model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        optimizing = OptimizerSettings("adamw", rate=0.01, weight_decay=0.01, decay="all", clip=1.0)
+        share = (processes.rank, processes.world)
+        batches = Batches(task.prepare(task.source).training, task.collate, batch=3, seed=3, share=share)
+        trainer = Trainer(task, task.model, TrainingSettings(optimizer=optimizing), batches, processes)
+        for step in range(2):
+            trainer.step(step, 10)
+        results.append(torch.cat([tensor.flatten() for tensor in whole_tensors(task.model).values()]).numpy())
+    return results
+
+
 def resumed_straight(s: Subject) -> float:
     """Weights of a run that was stopped half-way and resumed, against one that was not: bit for bit."""
     weights = []
@@ -280,6 +311,7 @@ PATHS: dict[str, tuple[Callable[[Subject], float], float]] = {
     "selected = alone": (selected_alone, 1e-10),
     "fused = explicit": (fused_explicit, 1e-10),
     "accumulated = whole": (accumulated_whole, 1e-10),
+    "2 processes = 1": (two_one, 1e-10),
     "resumed = straight": (resumed_straight, 0.0),
     "compiled = eager": (compiled_eager, 1e-10),
     "saved = loaded": (saved_loaded, 0.0),

@@ -1,14 +1,22 @@
 """The README tells the truth: the commands of its tour are run, word for word, and so is its Python."""
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from several import TORCHRUN
 
 from tokenloom.cli.main import main
 
 README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def block(mark: str) -> str:
@@ -37,10 +45,48 @@ def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert not (tmp_path / "runs/python-docs").exists(), "a dry run writes nothing"
 
 
+def test_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in block("plan").splitlines():
+        assert main(shlex.split(line)[1:]) == 0, f"{line}: {capsys.readouterr().err}"
+        printed = capsys.readouterr().out
+        assert "FLOPs to train a token" in printed
+        assert "h100" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_text_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in block("more text").splitlines() if line and not line.startswith("#")]
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "tokenloom"
+        assert main(words) == 0, f"{line}: {capsys.readouterr().err}"
+    assert (tmp_path / "tokens/docs/manifest.json").is_file()
+    assert (tmp_path / "runs/tokens/model.safetensors").is_file()
+
+
 def test_the_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(block("python"), "README.md", "exec"), {})
     assert (tmp_path / "runs/from-python/config.json").is_file()
+
+
+def test_several_processes(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent.parent / "README.md", tmp_path)
+    lines = [line for line in block("several").splitlines() if line and not line.startswith("#")]
+    programs = {"torchrun": TORCHRUN, "tokenloom": (sys.executable, "-m", "tokenloom")}
+    for line, steps in zip(lines, (20, 30, 40), strict=True):
+        program, *words = shlex.split(line)
+        done = subprocess.run(
+            [*programs[program], *words], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **ONE_THREAD}
+        )
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        assert done.stdout.count("saved in runs/two") == 1
+        state = tmp_path / f"runs/two/checkpoints/step-{steps:08d}"
+        assert ((state / "model.safetensors").is_file()) != ("sharded" in line)
 
 
 def test_the_two_commands_stand_alone() -> None:

@@ -239,7 +239,7 @@ def test_any_text_goes_through_bytes(tmp_path: Path) -> None:
         ({"length_penalty": 0.5}, ["--length-penalty", "--beam"]),
         ({"beam": 2, "length_penalty": math.nan}, ["--length-penalty nan"]),
         ({"stop": [""]}, ["--stop"]),
-        ({"stop": "\n"}, ["stop", "list"]),
+        ({"stop": 3}, ["stop", "list"]),
         ({"tempratur": 1.0}, ["tempratur", "temperature"]),
     ],
     ids=str,
@@ -282,3 +282,11 @@ def test_use_shows_while_it_makes(task: TextGeneration) -> None:
 
 def test_the_example_is_the_same_each_time(task: TextGeneration) -> None:
     assert task.example() == task.example() == task.generate(max_new_tokens=300)
+
+
+def test_one_stop_string_need_not_be_a_list_and_one_prompt_is_a_text(task: TextGeneration) -> None:
+    whole = task.generate("o", max_new_tokens=30, seed=1)
+    letter = whole[3]
+    assert task.generate("o", max_new_tokens=30, seed=1, stop=letter) == whole.split(letter)[0]
+    with pytest.raises(UserError, match="a prompt is a text, not list; generate_all takes a list"):
+        task.generate(["a", "b"])  # type: ignore[arg-type]

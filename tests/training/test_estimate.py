@@ -2,11 +2,12 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_training import NextToken, batches_of, tiny_settings, train, weights
+from tiny_training import NextToken, batches_of, run_in, tiny_settings, train, weights
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,7 +15,16 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, STYLES
 from tokenloom.nn import attention
 from tokenloom.training import estimate
-from tokenloom.training.estimate import evaluations, flops_per_token, make_plan, measure_memory, seconds_per_step
+from tokenloom.training.checkpoints import Checkpoints
+from tokenloom.training.estimate import (
+    evaluations,
+    flops_per_token,
+    make_plan,
+    measure_memory,
+    save_interval,
+    seconds_per_save,
+    seconds_per_step,
+)
 from tokenloom.training.loop import Trainer
 from tokenloom.training.losses import Terms
 from tokenloom.training.optimizers import state_tensors
@@ -136,13 +146,18 @@ def test_activations_grow_with_the_micro_batch_and_shrink_in_half_precision() ->
 
 
 def planned(
-    monkeypatch: pytest.MonkeyPatch, seconds: float = 0.25, cost: float = 0.0, **settings: Any
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float = 0.25,
+    cost: float = 0.0,
+    folder: Path | None = None,
+    **settings: Any,
 ) -> estimate.Plan:
     """A plan on a machine of known speed."""
     monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: seconds)
     given, _ = TrainingSettings(machine=MachineSettings(threads=1), **settings).filled(GENERAL_RECIPE)
     batches = batches_of(tiny_settings(accumulate=2))
-    return make_plan(NextToken(), model_of("modern"), given, batches, batches.steps_per_epoch, {"size": "small"}, cost)
+    derived: dict[str, object] = {"size": "small"}
+    return make_plan(NextToken(), model_of("modern"), given, batches, batches.steps_per_epoch, derived, cost, folder)
 
 
 def test_minutes_fix_the_steps_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +261,7 @@ def test_threads_are_timed_and_chosen_on_a_cpu(monkeypatch: pytest.MonkeyPatch) 
     try:
         for fastest in (1, 2):
 
-            def timed(*args: Any, best: int = fastest) -> float:
+            def timed(*args: Any, best: int = fastest, **more: Any) -> float:
                 return 0.1 if torch.get_num_threads() == best else 0.2
 
             monkeypatch.setattr(estimate, "seconds_per_step", timed)
@@ -259,3 +274,53 @@ def test_threads_are_timed_and_chosen_on_a_cpu(monkeypatch: pytest.MonkeyPatch) 
             assert chosen.machine.threads == 1 == torch.get_num_threads(), "what was given is not tried against others"
     finally:
         torch.set_num_threads(before)
+
+
+# What saving costs.
+
+
+@pytest.mark.parametrize(
+    ("step", "save", "every"),
+    [(0.1, 0.01, 300), (0.1, 6.0, 3000), (45.0, 0.1, 1), (100.0, 0.5, 1), (2.0, 30.0, 750), (1e-3, 1e-4, 30000)],
+)
+def test_a_save_comes_every_half_minute_or_as_seldom_as_two_percent_wants(step: float, save: float, every: int) -> None:
+    assert save_interval(step, save) == every
+    assert save <= 0.02 * every * step * 1.01
+
+
+def test_how_often_to_save_is_derived_where_there_is_a_disk_to_save_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(estimate, "seconds_per_save", lambda model, settings, folder: asked.append(folder) or 1.0)
+    assert planned(monkeypatch, steps=5000).settings.save_every is None
+    assert not asked
+    long = planned(monkeypatch, steps=5000, folder=tmp_path)
+    assert long.settings.evaluate_every == 250
+    assert long.settings.save_every == 200, "a second each in 50 seconds of steps"
+    short = planned(monkeypatch, steps=100, folder=tmp_path)
+    assert short.settings.save_every == short.settings.evaluate_every == 5, "evaluations save anyway"
+    asked.clear()
+    assert planned(monkeypatch, steps=5000, save_every=3, folder=tmp_path).settings.save_every == 3
+    assert not asked, "what was given is not measured"
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_trial_save_is_as_large_as_a_real_one_and_leaves_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def watch(self: Checkpoints, *arguments: Any) -> Path:
+        folder = save(self, *arguments)
+        sizes.append(sum(path.stat().st_size for path in folder.iterdir()))
+        return folder
+
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", watch)
+    settings, model = tiny_settings(kind, steps=1), model_of("modern")
+    assert 0 < seconds_per_save(model, settings, tmp_path) < 10
+    assert not list(tmp_path.iterdir())
+    train(settings, model=model, run=run_in(tmp_path))
+    trial, real = sizes
+    assert trial == pytest.approx(real, rel=0.1)

@@ -26,9 +26,9 @@ from torch import nn
 
 from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
-from tokenloom.models.batch import Batch
+from tokenloom.models.batch import Batch, Stream
 from tokenloom.training.batches import Moment
-from tokenloom.training.checkpoints import load_weights
+from tokenloom.training.checkpoints import Checkpoints, load_weights, read_tensors
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
 from tokenloom.training.loop import NonFiniteLoss, fit
 from tokenloom.training.losses import Terms
@@ -91,6 +91,26 @@ def test_stop_saves_once_and_gives_weights_even_before_the_first_evaluation(tmp_
         load_weights(usable, run.weights)
         if best in (-1, stop_after):
             assert torch.equal(weights(usable), weights(model))
+
+
+def test_checkpoints_come_apart_from_evaluations_too(tmp_path: Path) -> None:
+    """Every so many steps, and at each evaluation; once where both fall together."""
+    events, _ = train(tiny_settings(steps=12, evaluate_every=6, save_every=4, keep=9), run=run_in(tmp_path))
+    assert [event.step for event in of_kind(events, Saved)] == [4, 6, 8, 12]
+    assert [event.step for event in of_kind(events, Evaluated)] == [6, 12]
+    state, _ = Checkpoints(tmp_path / "checkpoints").read(8)
+    assert state["best_step"] == 6, "what is the best is known between evaluations"
+    alone, _ = train(tiny_settings(steps=12, evaluate_every=6, save_every=4))
+    assert not of_kind(alone, Saved), "without a run there is nowhere to save"
+
+
+def test_before_the_first_evaluation_a_checkpoint_gives_weights_to_use(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    for event in fit(NextToken(), tiny_gpt(), s := tiny_settings(save_every=2), batches_of(s), VALIDATION, run=run):
+        if isinstance(event, Saved):
+            break
+    assert event.step == 2
+    assert run.weights.is_file()
 
 
 def test_stop_at_the_last_step_is_no_interrupt() -> None:
@@ -318,3 +338,37 @@ def test_a_parameter_that_came_after_the_optimisers_is_caught_before_anything_is
     with pytest.raises(ValueError, match=r"in none \['added'\]"):
         list(events)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_nan_in_the_data_stops_at_the_step_that_meets_it(tmp_path: Path) -> None:
+    """A number goes with each row, and one of the forty is none. The last good checkpoint stays, and training goes on
+    from it when the data have been mended."""
+
+    class Weighted(NextToken):
+        importance = torch.ones(40)
+
+        def collate(self, samples: list[Any], moment: Moment) -> Batch:
+            batch = super().collate(samples, moment)
+            if moment.training:
+                batch.streams["importance"] = Stream(features=self.importance[list(moment.keys)][:, None, None])
+            return batch
+
+        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+            terms = super().loss(model, batch)
+            if "importance" in batch.streams:
+                terms["loss"].sums = terms["loss"].sums * batch["importance"].features.flatten()
+            return terms
+
+    settings = tiny_settings(steps=7, evaluate_every=7, save_every=1)
+    spoilt, sound = Weighted(), Weighted()
+    spoilt.importance = torch.ones(40)
+    batches = batches_of(settings, task=spoilt)
+    spoilt.importance[int(batches.keys(4)[2])] = math.nan
+    with pytest.raises(NonFiniteLoss, match="step 5: the loss is nan"):
+        train(settings, task=spoilt, batches=batches, run=run_in(tmp_path))
+    state, folder, damaged = Checkpoints(tmp_path / "checkpoints").newest_whole()
+    assert (state["step"], damaged) == (4, [])
+    assert all(bool(torch.isfinite(t).all()) for t in read_tensors(folder / "model.safetensors").values())
+    _, model = train(settings, task=sound, batches=batches_of(settings, task=sound))
+    _, other = train(settings, task=sound, batches=batches_of(settings, task=sound), run=run_in(tmp_path), resume=True)
+    assert torch.equal(weights(model), weights(other))

@@ -34,6 +34,7 @@ REFUSED = [
     ("accumulate", 0),
     ("keep", 0),
     ("evaluate_every", 0),
+    ("save_every", 0),
     ("patience", 0),
     ("threads", 0),
     ("minutes", 0.0),
@@ -168,3 +169,26 @@ def test_precision_is_a_matter_of_products() -> None:
         assert (a @ a).dtype == torch.float32
     assert (a @ a).dtype == torch.float32
     assert cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"optimizer": OptimizerSettings(optimizer="adamw", matrix_rate=0.1)}, "--matrix-rate"),
+        ({"schedule": ScheduleSettings(schedule="cosine", decay_share=0.5)}, "--decay-share"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(given: dict[str, Any], refused: str) -> None:
+    with pytest.raises(UserError, match=f"{refused} has no effect with --"):
+        TrainingSettings(**given).filled(GENERAL_RECIPE)
+
+
+def test_a_recipe_fills_in_nothing_without_effect() -> None:
+    given = TrainingSettings(
+        optimizer=OptimizerSettings(optimizer="adamw"), schedule=ScheduleSettings(schedule="cosine")
+    )
+    filled, taken = given.filled(GENERAL_RECIPE)
+    assert filled.optimizer.matrix_rate is None
+    assert filled.schedule.decay_share is None
+    assert not {"matrix_rate", "decay_share"} & set(taken)
+    assert filled.filled(GENERAL_RECIPE) == (filled, {}), "and a resumed run is as it was"

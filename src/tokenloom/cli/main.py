@@ -13,11 +13,10 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN, whole_number
+from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN, STDIN, leads, whole_number
 from tokenloom.errors import UserError
 from tokenloom.version import VERSION
 
-STDIN = "<standard input>"
 OTHER_DATA = Annotated[str | None, Parameter(help="measure on all of these data instead")]
 BATCH = Annotated[int, Parameter(converter=whole_number, help="samples at a time; makes no difference to the result")]
 RUN_OR_TASK = Annotated[str, Parameter(name="RUN", help="a run folder, or the name of a task")]
@@ -37,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except UserError as error:
-        return _complain(str(error), error.exit_code)
+        return _complain(str(error), error.exit_code, quiet=error.told or not leads(machine=True))
     except CycloptsError as error:
-        return _complain(_one_line(error), 2)
+        return _complain(_one_line(error), 2, quiet=not leads(machine=True))
     except BrokenPipeError:
         # Whoever read our output has gone; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -49,17 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ArithmeticError as error:
         if not type(error).__module__.startswith("tokenloom"):
             raise
-        return _complain(str(error), 1)
+        return _complain(str(error), 1, quiet=not leads())
     except KeyboardInterrupt as stop:
-        return _complain(str(stop) or "stopped", 130)
+        return _complain(str(stop) or "stopped", 130, quiet=not leads())
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else bool(stop.code)
     return code if isinstance(code, int) else 0
 
 
-def _complain(message: str, code: int) -> int:
+def _complain(message: str, code: int, *, quiet: bool = False) -> int:
     sys.stdout.flush()
-    print(f"tokenloom: {' '.join(message.split())}", file=sys.stderr)
+    if not quiet:
+        print(f"tokenloom: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
@@ -86,6 +86,7 @@ def make_app(tokens: Sequence[str]) -> App:
     for verb, what in _verbs(command, rest).items():
         app.command(_verb_command(verb, what, command, rest), name=verb)
     app.command(_info_command(command, rest), name="info")
+    app.command(_plan_command(command), name="plan")
     app.command(evaluate)
     app.command(models)
     app.command(_data_app())
@@ -137,7 +138,7 @@ def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
         "score": "Score given data with RUN: its log-probability under a trained model.",
         "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
     }
-    others = ("train", "info", "evaluate", "models", "data", *verbs)
+    others = ("train", "info", "plan", "evaluate", "models", "data", *verbs)
     if command is not None and command not in others and rest and (Path(rest[0]) / "config.json").is_file():
         from tokenloom.cli.options import task_of_run
 
@@ -163,6 +164,25 @@ def _info_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
         found = task_named(rest)
         extra = [] if found is None else [found.Settings]
     return _with_options(info, [], extra)
+
+
+def _plan_command(command: str | None) -> Callable[..., Any]:
+    def plan(data: DATA = None, /, *, json: JSON = False, **given: Any) -> None:
+        from tokenloom.cli.plan import show_plan
+
+        show_plan(data, given, as_json=json)
+
+    plan.__doc__ = (
+        "Plan a training of a text model, here or elsewhere: FLOPs, memory a device, tokens a second, days.\n\n"
+        "Nothing is trained. DATA is read to count its tokens; without it, --tokens says how many."
+    )
+    extra: list[Any] = []
+    if command == "plan":
+        from tokenloom.tasks.text.planning import PlanSettings
+        from tokenloom.tasks.text_generation import TextGenerationSettings
+
+        extra = [TextGenerationSettings, PlanSettings]
+    return _with_options(plan, [], extra)
 
 
 def _with_options(function: Callable[..., Any], common: Sequence[Any], classes: Sequence[type]) -> Callable[..., Any]:
@@ -209,7 +229,7 @@ def models(*, json: JSON = False) -> None:
 def _data_app() -> App:
     from tokenloom.cli import data
 
-    app = App(name="data", help="Built-in data sets: list, get, add a copy of your own, check.")
-    for function in (data.list_all, data.get, data.add, data.check):
+    app = App(name="data", help="Built-in data sets: list, get, add a copy of your own, check. Tokenise large text.")
+    for function in (data.list_all, data.get, data.add, data.check, data.tokenise):
         app.command(function, name=function.__name__.removesuffix("_all"))
     return app

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
+
+STDIN = "<standard input>"  # What a lone - becomes before the command line is parsed.
 
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
@@ -34,6 +37,11 @@ DATA = Annotated[
     str | None, Parameter(help="a file, a folder, - for standard input, or a built-in data set (tokenloom data list)")
 ]
 RUN = Annotated[str, Parameter(help="a run folder, as tokenloom train makes it")]
+
+
+def leads(*, machine: bool = False) -> bool:
+    """Whether this process speaks for all that torchrun started; with `machine`, for those on its machine."""
+    return "MASTER_ADDR" not in os.environ or os.environ.get("LOCAL_RANK" if machine else "RANK", "0") == "0"
 
 
 def print_json(result: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenloom.cli.display import Display, field
-from tokenloom.cli.output import print_json
+from tokenloom.cli.output import leads, print_json
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ def train_run(data: str | None, given: dict[str, Any]) -> int:
     began = time.perf_counter()
     settings = with_config(data, given)
     as_json, quiet, tensorboard = (_switch(settings, name) for name in ("json", "quiet", "tensorboard"))
+    if not leads():
+        # Another of the processes says it all.
+        as_json, quiet, tensorboard = False, True, False
     data = settings.pop("data", None) if data is None else data
     if "out" not in settings:
         settings["out"] = default_out(data, settings)
@@ -170,6 +173,8 @@ class Interrupts:
             raise KeyboardInterrupt
         self.asked = True
         with suppress(OSError):
+            if not leads(machine=True):
+                return
             # Straight to the file: a handler may have broken in on another print.
             os.write(2, b"\nstopping after this step, and saving; Ctrl-C again stops at once\n")
 

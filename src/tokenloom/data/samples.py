@@ -18,6 +18,22 @@ from numpy.typing import NDArray
 Keys = NDArray[np.int64]
 
 
+class Run(Protocol):
+    """A run of ids that need not be in memory: like an array of one dimension, as far as `TextWindows` needs it."""
+
+    def __len__(self) -> int:
+        """How many ids there are."""
+        ...
+
+    def __getitem__(self, index: NDArray[np.int64], /) -> NDArray[Any]:
+        """The ids at some places, in the shape of `index`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash of all the ids, which need not be read for it."""
+        ...
+
+
 class Samples(Protocol):
     """Anything that can be trained on or evaluated."""
 
@@ -113,10 +129,11 @@ class TextWindows:
     """Windows of `context` tokens, each with its next token, over one long run of ids. The key is the start.
 
     Training epochs cut the ids at a random offset, so that windows differ from epoch to epoch, and visit each window
-    once. Evaluation cuts at 0, and its last window may be short: every token but the very first is a target once.
+    once, in an order over the whole run; that takes 16 bytes of memory a window, and reads none of the ids. Evaluation
+    cuts at 0, and its last window may be short: every token but the very first is a target once.
     """
 
-    ids: NDArray[Any]
+    ids: NDArray[Any] | Run
     context: int
 
     def __post_init__(self) -> None:
@@ -146,4 +163,5 @@ class TextWindows:
         return taken
 
     def fingerprint(self) -> str:
-        return fingerprint_of((self.context, self.ids))
+        ids = self.ids if isinstance(self.ids, np.ndarray) else self.ids.fingerprint()
+        return fingerprint_of((self.context, ids))

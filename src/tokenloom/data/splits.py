@@ -1,15 +1,17 @@
 """Honest splits: what the model is measured on is never a part of what it learnt from."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from tokenloom.data.documents import Document, Holdout, TextData
 from tokenloom.data.names import counted, did_you_mean, some
 from tokenloom.errors import UserError
 
+K = TypeVar("K")
 DEFAULT_FRACTION = 0.1
-_ENOUGH_DOCUMENTS = 5  # With fewer, whole documents rarely come near the fraction that was asked for.
+ENOUGH_DOCUMENTS = 5  # With fewer, whole documents rarely come near the fraction that was asked for.
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def split(
         return _tail(data, fraction)
     if wish is not None:
         return _named(data, wish)
-    if data.documented and len({document.text for document in data.documents}) >= _ENOUGH_DOCUMENTS:
+    if data.documented and len({document.text for document in data.documents}) >= ENOUGH_DOCUMENTS:
         return _documents(data, fraction, seed)
     return _tail(data, fraction)
 
@@ -98,8 +100,14 @@ def _documents(data: TextData, fraction: float, seed: int) -> Split:
         text = document.text
         first_id[text] = min(first_id.get(text, document.id), document.id)
         sizes[text] = sizes.get(text, 0) + len(text)
-    target = fraction * data.characters
-    chosen: set[str] = set()
+    chosen = whole_documents(sizes, first_id, fraction, seed)
+    return _parted(data, chosen, f"whole documents, chosen with seed {seed}")
+
+
+def whole_documents(sizes: Mapping[K, int], first_id: Mapping[K, str], fraction: float, seed: int) -> set[K]:
+    """Which texts validate, of texts of such sizes and names: see `split`."""
+    target = fraction * sum(sizes.values())
+    chosen: set[K] = set()
     taken = 0
     for text in sorted(sizes, key=lambda text: _order(seed, first_id[text])):
         last_one_left = len(chosen) == len(sizes) - 1
@@ -108,7 +116,7 @@ def _documents(data: TextData, fraction: float, seed: int) -> Split:
             taken += sizes[text]
     if not chosen:  # Every document is more than twice the target.
         chosen.add(min(sizes, key=lambda text: (sizes[text], first_id[text])))
-    return _parted(data, chosen, f"whole documents, chosen with seed {seed}")
+    return chosen
 
 
 def _order(seed: int, name: str) -> bytes:

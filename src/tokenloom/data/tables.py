@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from tokenloom.data.documents import Document
@@ -19,7 +20,16 @@ from tokenloom.data.unicode import Newlines, Unreadable, fold_newlines
 
 _DELIMITERS = (",", ";", "\t")
 _NO_DELIMITER = "\x1f"  # A control character that text does not hold: a table of one column.
+_SHOWN = 20  # Rows left out that are named.
 _BLANK = ""  # What a blank line among the rows stands for: a row whose text is empty.
+
+
+@dataclass
+class _LeftOut:
+    """How many rows were left out for one reason, and the first of them."""
+
+    count: int = 0
+    rows: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -29,10 +39,10 @@ class _Rows:
     name: str
     column: str | None
     newlines: Newlines
-    documents: list[Document] = field(default_factory=list)
-    left_out: dict[str, list[int]] = field(default_factory=dict)
+    found: int = 0
+    left_out: dict[str, _LeftOut] = field(default_factory=dict)
 
-    def take(self, row: int, value: object) -> None:
+    def take(self, row: int, value: object) -> Iterator[Document]:
         """One row's text, or a reason for which it has none."""
         if not isinstance(value, str):
             self.leave(row, f"with something other than text in {self.column!r}" if self.column else "without text")
@@ -41,24 +51,27 @@ class _Rows:
         elif not _encodable(value):
             self.leave(row, "with half of a surrogate pair, which is no character")
         else:
-            text = fold_newlines(value) if self.newlines == "fold" else value
-            self.documents.append(Document(f"{self.name}:{row}", text))
+            self.found += 1
+            yield Document(f"{self.name}:{row}", fold_newlines(value) if self.newlines == "fold" else value)
 
     def leave(self, row: int, reason: str) -> None:
         """A row that is left out, and why."""
-        self.left_out.setdefault(reason, []).append(row)
+        left = self.left_out.setdefault(reason, _LeftOut())
+        left.count += 1
+        if len(left.rows) < _SHOWN:
+            left.rows.append(row)
 
-    def finish(self, notes: list[str]) -> list[Document]:
-        """The documents; says in `notes` what was left out. Raises Unreadable when nothing is left."""
-        if not self.documents:
+    def finish(self, notes: list[str]) -> None:
+        """Says in `notes` what was left out. Raises Unreadable when nothing is left."""
+        if not self.found:
             where = f" in {self.column!r}" if self.column else ""
-            seen = sum(len(rows) for rows in self.left_out.values())
+            seen = sum(left.count for left in self.left_out.values())
             if not seen:
                 raise Unreadable("has no rows")
             raise Unreadable(f"no text{where} in any of its {counted(seen, 'row')}; --column NAME takes another")
-        for reason, rows in self.left_out.items():
-            notes.append(f"left out {counted(len(rows), 'row')} {reason}: {some(rows)}")
-        return self.documents
+        for reason, left in self.left_out.items():
+            more = f" and {left.count - _SHOWN:,} more" if left.count > _SHOWN else ""
+            notes.append(f"left out {counted(left.count, 'row')} {reason}: {some(left.rows)}{more}")
 
 
 def read_json(
@@ -72,27 +85,37 @@ def read_json(
     """
     # Inside JSON a line end within a string is always escaped, so these are only the ends of the lines.
     text = fold_newlines(text).removeprefix("\ufeff")
-    numbered = _json_lines(text) if lines else _json_any(text)
-    objects = [row for _, row in numbered if isinstance(row, dict)]
-    if objects:
-        column = _json_column(objects, column, notes)
-    elif column is not None and numbered:
-        raise Unreadable(f"has no field {column!r}: none of its rows is an object with fields; leave --column away")
-    rows = _Rows(name, column, newlines)
-    for number, row in numbered:
+    numbered = list(json_lines(text.split("\n"))) if lines else _json_any(text)
+    column = json_column(numbered, column, notes)
+    return list(json_documents(numbered, name, column=column, newlines=newlines, notes=notes))
+
+
+def json_documents(
+    rows: Iterable[tuple[int, Any]], name: str, *, column: str | None, newlines: Newlines, notes: list[str]
+) -> Iterator[Document]:
+    """The documents of numbered JSON rows, whose column `json_column` has found."""
+    sorter = _Rows(name, column, newlines)
+    for number, row in rows:
         if not isinstance(row, dict):
-            rows.take(number, row)
+            yield from sorter.take(number, row)
         elif column in row:
-            rows.take(number, row[column])
+            yield from sorter.take(number, row[column])
         else:
-            rows.leave(number, f"without {column!r}")
-    return rows.finish(notes)
+            sorter.leave(number, f"without {column!r}")
+    sorter.finish(notes)
 
 
-def _json_lines(text: str) -> list[tuple[int, Any]]:
+def json_lines(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """The rows of JSON lines with their numbers. Raises Unreadable for broken JSON, with its line."""
     # Only LF ends a line here: a string may hold U+2028 and its like as they are.
-    lines = enumerate(text.rstrip(" \t\n").split("\n"), start=1)
-    return [(number, _parse(line, number) if line.strip(" \t") else _BLANK) for number, line in lines]
+    blank = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip(" \t\n"):
+            blank += 1
+            continue
+        yield from ((number - back, _BLANK) for back in range(blank, 0, -1))  # Those at the end are no rows.
+        blank = 0
+        yield number, _parse(line, number)
 
 
 def _json_any(text: str) -> list[tuple[int, Any]]:
@@ -104,7 +127,7 @@ def _json_any(text: str) -> list[tuple[int, Any]]:
             json.loads(first)
         except (ValueError, RecursionError):
             _parse(text, 1)  # No JSON lines either: this raises, with the line where the whole breaks.
-        return _json_lines(text)
+        return list(json_lines(text.split("\n")))
     return list(enumerate(whole, start=1)) if isinstance(whole, list) else [(1, whole)]
 
 
@@ -119,12 +142,23 @@ def _parse(text: str, line: int) -> Any:
         raise Unreadable(f"broken JSON at line {line:,}: {reason}") from None
 
 
-def _json_column(objects: list[dict[str, Any]], column: str | None, notes: list[str]) -> str:
-    fields = list(dict.fromkeys(key for row in objects for key in row))
-    if column is not None:
-        return _known(column, fields)
-    textual = [key for key in fields if any(isinstance(row.get(key), str) for row in objects)]
-    return _guess(textual, fields, notes)
+def json_column(rows: Iterable[tuple[int, Any]], column: str | None, notes: list[str]) -> str | None:
+    """The field of JSON rows that holds the text: checked where it is given, else guessed; None without objects."""
+    textual: dict[str, bool] = {}
+    any_row = any_object = False
+    for _, row in rows:
+        any_row = True
+        if isinstance(row, dict):
+            any_object = True
+            for key, value in row.items():
+                textual[key] = textual.get(key, False) or isinstance(value, str)
+    if any_object:
+        if column is not None:
+            return _known(column, list(textual))
+        return _guess([key for key, text in textual.items() if text], list(textual), notes)
+    if column is not None and any_row:
+        raise Unreadable(f"has no field {column!r}: none of its rows is an object with fields; leave --column away")
+    return column
 
 
 def read_table(
@@ -137,32 +171,56 @@ def read_table(
     only one whose values are not all numbers. Raises Unreadable for quotes that do not close, with the line.
     """
     text = text.removeprefix("\ufeff")
-    delimiter = _delimiter(text, tabs)
-    records = list(enumerate(_records(text.rstrip("\r\n"), delimiter), start=1))
-    while records and not records[0][1]:
-        del records[0]
-    if len(records) < 2:
+    lines = io.StringIO(text.rstrip("\r\n"), newline="")
+    records = list(table_records(lines, table_delimiter(text, tabs)))
+    column = table_column(records, column, notes)
+    return list(table_documents(records, name, column=column, newlines=newlines, notes=notes))
+
+
+Records = Iterable[tuple[int, list[str]]]
+
+
+def table_column(records: Records, column: str | None, notes: list[str]) -> str:
+    """The column of a table that holds the text: checked where it is given, else guessed."""
+    rows = iter(records)
+    first, second = next(rows, None), next(rows, None)
+    if first is None or second is None:
         raise Unreadable("has a header at most, and no rows")
-    header = [cell.strip() for cell in records[0][1]]
-    body = records[1:]
-    column = _known(column, header) if column is not None else _table_column(header, body, notes)
+    header = [cell.strip() for cell in first[1]]
+    if column is not None:
+        _known(column, header)
+    else:
+        worded: set[int] = set()
+        for _, cells in chain([second], rows):
+            worded.update(place for place, cell in enumerate(cells) if cell.strip() and not _number(cell))
+        column = _guess([title for place, title in enumerate(header) if place in worded], header, notes)
     if header.count(column) > 1:
         raise Unreadable(f"has {header.count(column)} columns called {column!r}: rename one of them")
+    return column
+
+
+def table_documents(
+    records: Records, name: str, *, column: str, newlines: Newlines, notes: list[str]
+) -> Iterator[Document]:
+    """The documents of a table's records, whose column `table_column` has found."""
+    rows = iter(records)
+    header = [cell.strip() for cell in next(rows)[1]]
     place = header.index(column)
-    rows = _Rows(name, column, newlines)
-    for number, cells in body:
+    sorter = _Rows(name, column, newlines)
+    for number, cells in rows:
         if len(cells) > len(header):
-            rows.leave(number, f"with more cells than the header's {len(header)}")
+            sorter.leave(number, f"with more cells than the header's {len(header)}")
         elif not cells:
-            rows.take(number, _BLANK)
+            yield from sorter.take(number, _BLANK)
         elif place < len(cells):
-            rows.take(number, cells[place])
+            yield from sorter.take(number, cells[place])
         else:
-            rows.leave(number, f"without {column!r}")
-    return rows.finish(notes)
+            sorter.leave(number, f"without {column!r}")
+    sorter.finish(notes)
 
 
-def _delimiter(text: str, tabs: bool) -> str:
+def table_delimiter(text: str, tabs: bool) -> str:
+    """The delimiter of a table, which its header decides."""
     header: list[str] = []
     quoted = False
     for character in text.lstrip("\r\n"):
@@ -178,27 +236,22 @@ def _delimiter(text: str, tabs: bool) -> str:
     return max(_DELIMITERS, key=lambda delimiter: counts[delimiter]) if counts else _NO_DELIMITER
 
 
-def _records(text: str, delimiter: str) -> Iterator[list[str]]:
+def table_records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The records of a table from its lines with their ends, numbered; blank ones before the header are left out."""
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # The module's own limit is 131,072 characters a field.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    begin = 1
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    begin, header = 1, False
     try:
-        for cells in reader:
+        for number, cells in enumerate(reader, start=1):
             begin = reader.line_num + 1
-            yield cells
+            header = header or bool(cells)
+            if header:
+                yield number, cells
     except csv.Error as error:
         what = "a quote is not closed" if "end of data" in str(error) else str(error)
         raise Unreadable(f"broken table in the row that begins at line {begin:,}: {what}") from None
     finally:
         csv.field_size_limit(limit)
-
-
-def _table_column(header: list[str], body: Iterable[tuple[int, list[str]]], notes: list[str]) -> str:
-    worded: set[int] = set()
-    for _, cells in body:
-        worded.update(place for place, cell in enumerate(cells) if cell.strip() and not _number(cell))
-    textual = [title for place, title in enumerate(header) if place in worded]
-    return _guess(textual, header, notes)
 
 
 def _known(column: str, columns: list[str]) -> str:

@@ -25,13 +25,13 @@ from tokenloom.errors import UserError
 
 __all__ = ["Document", "TextData", "read_text"]
 
-_JSON = (".jsonl", ".ndjson", ".json")
-_TABLE = (".csv", ".tsv")
+JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+TABLE_ENDINGS = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
-class _How:
-    """The options of one reading."""
+class How:
+    """The options of one reading, as in `read_text`."""
 
     encoding: str
     newlines: Newlines
@@ -64,7 +64,7 @@ def read_text(
     """
     check_encoding(encoding)
     check_newlines(newlines)
-    how = _How(encoding, newlines, column)
+    how = How(encoding, newlines, column)
     given = os.fspath(source)
     if given == "-":
         return _standard_input(how)
@@ -76,21 +76,21 @@ def read_text(
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise UserError(_no_such(given)) from None
+        raise UserError(no_such(given)) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {_shown(given)}: {_reason(error)}") from None
+        raise UserError(f"cannot read {shown_path(given)}: {reason_of(error)}") from None
     if stat.S_ISDIR(mode):
         return _folder(path, how)
-    name = _printable(path.name)
+    name = printable_path(path.name)
     notes: list[str] = []
     try:
         documents, documented = _file(path, name, how, notes)
     except Unreadable as error:
-        raise UserError(f"{_shown(given)}: {error}") from None
+        raise UserError(f"{shown_path(given)}: {error}") from None
     return TextData(documents, documented, name=name, notes=[f"{name}: {note}" for note in notes])
 
 
-def _standard_input(how: _How) -> TextData:
+def _standard_input(how: How) -> TextData:
     if how.column is not None:
         raise UserError(f"--column {how.column} does not apply to standard input, which is read as plain text")
     try:
@@ -100,7 +100,7 @@ def _standard_input(how: _How) -> TextData:
     return TextData([Document("-", text)], name="standard input")
 
 
-def _built_in(name: str, how: _How) -> TextData:
+def _built_in(name: str, how: How) -> TextData:
     for option, value in (("column", how.column), ("encoding", how.encoding)):
         if value not in (None, "utf-8"):
             raise UserError(f"--{option} {value} does not apply to the built-in data set {name!r}")
@@ -114,18 +114,21 @@ def _built_in(name: str, how: _How) -> TextData:
     return replace(data, documents=documents, notes=notes)
 
 
-def _no_such(given: str) -> str:
+def no_such(given: str) -> str:
+    """What to say where nothing is found under a name that was given."""
     parent = Path(given).parent
     try:
         beside = {str(parent / name): name for name in os.listdir(parent)}
     except OSError:
         near = _nearest_folder(parent)
-        return f"there is no file or folder {_shown(given)}: {str(near)!r} has no {_next_part(near, parent)!r} in it"
+        return (
+            f"there is no file or folder {shown_path(given)}: {str(near)!r} has no {_next_part(near, parent)!r} in it"
+        )
     known = [*beside, *recipes.names()]
     hint = did_you_mean(str(Path(given)), known)
     if not hint:
         hint = " (tokenloom data list names the built-in ones)"
-    return f"there is no file, folder or built-in data set {_shown(given)}{hint}"
+    return f"there is no file, folder or built-in data set {shown_path(given)}{hint}"
 
 
 def _nearest_folder(path: Path) -> Path:
@@ -136,14 +139,14 @@ def _next_part(folder: Path, path: Path) -> str:
     return path.parts[len(folder.parts)] if len(path.parts) > len(folder.parts) else str(path)
 
 
-def _folder(root: Path, how: _How) -> TextData:
+def _folder(root: Path, how: How) -> TextData:
     documents: list[Document] = []
     skipped: list[tuple[str, str]] = []
     notes: dict[str, list[str]] = {}
     tables = 0
     # By the parts of the path, so that what lies in one folder stays together whatever its name sorts beside.
-    for relative, problem in sorted(_walk(root), key=lambda found: Path(found[0]).parts):
-        name = _printable(relative)
+    for relative, problem in sorted(walk(root), key=lambda found: Path(found[0]).parts):
+        name = printable_path(relative)
         if problem is not None:
             skipped.append((name, problem))
             continue
@@ -160,19 +163,19 @@ def _folder(root: Path, how: _How) -> TextData:
                 notes.setdefault(remark, []).append(name)
     if how.column is not None and not tables and documents:
         raise UserError(
-            f"--column {how.column} does not apply: {_shown(str(root))} holds plain text and no table that has it"
+            f"--column {how.column} does not apply: {shown_path(str(root))} holds plain text and no table that has it"
         )
     if not documents:
         if not skipped:
-            raise UserError(f"{_shown(str(root))} is an empty folder")
+            raise UserError(f"{shown_path(str(root))} is an empty folder")
         reasons = some((f"{name} ({reason})" for name, reason in skipped), 3)
         entries = counted(len(skipped), "entry", "entries")
-        raise UserError(f"{_shown(str(root))} holds no text that can be read: {entries} skipped: {reasons}")
+        raise UserError(f"{shown_path(str(root))} holds no text that can be read: {entries} skipped: {reasons}")
     told = [f"{some(files, 3)}: {remark}" for remark, files in notes.items()]
-    return TextData(documents, True, _printable(root.resolve().name or str(root)), skipped=skipped, notes=told)
+    return TextData(documents, True, printable_path(root.resolve().name or str(root)), skipped=skipped, notes=told)
 
 
-def _walk(root: Path) -> Iterator[tuple[str, str | None]]:
+def walk(root: Path) -> Iterator[tuple[str, str | None]]:
     """(relative path, None) for every file; (relative path, reason) for what is not looked into."""
     errors: list[OSError] = []
     for folder, folders, files in os.walk(root, onerror=errors.append):
@@ -189,11 +192,11 @@ def _walk(root: Path) -> Iterator[tuple[str, str | None]]:
             problem = None if os.path.isfile(os.path.join(folder, name)) else "neither a file nor a folder"
             yield (here / name).as_posix(), "hidden" if name.startswith(".") else problem
     for error in errors:
-        yield os.path.relpath(str(error.filename), root), f"cannot be read: {_reason(error)}"
+        yield os.path.relpath(str(error.filename), root), f"cannot be read: {reason_of(error)}"
 
 
 def _file(
-    path: Path, name: str, how: _How, notes: list[str], *, strict_column: bool = True
+    path: Path, name: str, how: How, notes: list[str], *, strict_column: bool = True
 ) -> tuple[list[Document], bool]:
     """The documents of one file, and whether its borders mean something. Raises Unreadable."""
     raw = _bytes(path)
@@ -202,7 +205,7 @@ def _file(
         bare = bare.removesuffix(".gz")
         raw = _unzipped(raw)
     ending = os.path.splitext(bare)[1]
-    if ending not in _JSON + _TABLE:
+    if ending not in JSON_ENDINGS + TABLE_ENDINGS:
         if how.column is not None and strict_column:
             raise Unreadable(
                 f"plain text has no column {how.column!r}: leave --column away, or give a file that ends in"
@@ -210,14 +213,14 @@ def _file(
             )
         return [Document(name, _plain(raw, how))], False
     text = _some_text(decode(raw, how.encoding, "keep"), raw)
-    if ending in _JSON:
+    if ending in JSON_ENDINGS:
         lines = ending != ".json"
         return read_json(text, name, lines=lines, column=how.column, newlines=how.newlines, notes=notes), True
     tabs = ending == ".tsv"
     return read_table(text, name, tabs=tabs, column=how.column, newlines=how.newlines, notes=notes), True
 
 
-def _plain(raw: bytes, how: _How) -> str:
+def _plain(raw: bytes, how: How) -> str:
     return _some_text(decode(raw, how.encoding, how.newlines), raw)
 
 
@@ -236,7 +239,7 @@ def _bytes(path: Path) -> bytes:
             raise Unreadable("neither a file nor a folder")
         return path.read_bytes()
     except OSError as error:
-        raise Unreadable(f"cannot be read: {_reason(error)}") from None
+        raise Unreadable(f"cannot be read: {reason_of(error)}") from None
 
 
 def _unzipped(raw: bytes) -> bytes:
@@ -246,16 +249,17 @@ def _unzipped(raw: bytes) -> bytes:
         raise Unreadable(f"a damaged gzip file, or none at all: {error}") from None
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
+    """Why something went wrong with a file, in a few words."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _shown(path: str) -> str:
+def shown_path(path: str) -> str:
     """A path as a message shows it: on one line, and not without end."""
     short = path if len(path) <= 200 else f"{path[:100]} … {path[-60:]}"
     return repr(short)
 
 
-def _printable(path: str) -> str:
+def printable_path(path: str) -> str:
     """A path as valid Unicode: bytes of file names that are not UTF-8 are written out as \\xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,6 +1,7 @@
 """From bytes to text without guessing: UTF-8 unless another encoding is asked for, a plain word on anything else."""
 
 import codecs
+from collections.abc import Iterable, Iterator
 from encodings.aliases import aliases
 from typing import Literal
 
@@ -67,13 +68,12 @@ def decode(raw: bytes, encoding: str = "utf-8", newlines: Newlines = "fold") -> 
     try:
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        raise Unreadable(_undecodable(raw, error, name)) from None
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise Unreadable(_undecodable(raw[error.start], error.start, line, name)) from None
     except UnicodeError as error:
         raise Unreadable(f"not {encoding} ({error}); --encoding NAME gives another encoding") from None
     if "\0" in text:
-        raise Unreadable(
-            f"read as {encoding}, character {text.index(chr(0)):,} is a zero: a binary file or another encoding"
-        )
+        raise _zero(encoding, text.index("\0"))
     if name != "utf-8":
         _refuse_surrogates(text, encoding)
     if newlines == "keep":
@@ -81,20 +81,75 @@ def decode(raw: bytes, encoding: str = "utf-8", newlines: Newlines = "fold") -> 
     return fold_newlines(text.removeprefix("\ufeff"))
 
 
-def _refuse_other_than_utf8(raw: bytes) -> None:
+def decode_blocks(blocks: Iterable[bytes], encoding: str = "utf-8", newlines: Newlines = "fold") -> Iterator[str]:
+    """`decode` for bytes that come in blocks: the same text in pieces, and the same words on what cannot be read."""
+    pieces = _decoded(blocks, encoding)
+    return pieces if newlines == "keep" else _folded(pieces)
+
+
+def _decoded(blocks: Iterable[bytes], encoding: str) -> Iterator[str]:
+    name = codecs.lookup(encoding).name
+    if codecs.lookup(encoding).incrementaldecoder is None:
+        raise Unreadable(f"{encoding} cannot be read in pieces; convert it to utf-8")
+    decoder = codecs.getincrementaldecoder(encoding)()
+    offset = lines = characters = 0
+    for raw, last in _with_last(blocks):
+        if name == "utf-8":
+            _refuse_other_than_utf8(raw, offset)
+        waiting = decoder.getstate()[0]
+        try:
+            text = decoder.decode(raw, last)
+        except UnicodeDecodeError as error:
+            here = offset - len(waiting) + error.start
+            line = lines + (waiting + raw).count(b"\n", 0, error.start) + 1
+            raise Unreadable(_undecodable((waiting + raw)[error.start], here, line, name)) from None
+        except UnicodeError as error:
+            raise Unreadable(f"not {encoding} ({error}); --encoding NAME gives another encoding") from None
+        if "\0" in text:
+            raise _zero(encoding, characters + text.index("\0"))
+        if name != "utf-8":
+            _refuse_surrogates(text, encoding, characters)
+        offset, lines, characters = offset + len(raw), lines + raw.count(b"\n"), characters + len(text)
+        yield text
+
+
+def _with_last(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    for block in blocks:
+        yield block, False
+    yield b"", True
+
+
+def _folded(pieces: Iterable[str]) -> Iterator[str]:
+    first, held = True, ""
+    for piece in pieces:
+        if first and piece:
+            piece, first = piece.removeprefix("\ufeff"), False
+        piece = held + piece
+        held = "\r" if piece.endswith("\r") else ""  # A line feed may follow.
+        yield fold_newlines(piece[: len(piece) - len(held)])
+    if held:
+        yield "\n"
+
+
+def _zero(encoding: str, place: int) -> Unreadable:
+    return Unreadable(f"read as {encoding}, character {place:,} is a zero: a binary file or another encoding")
+
+
+def _refuse_other_than_utf8(raw: bytes, offset: int = 0) -> None:
+    """offset: how many bytes of the file have come before, all of them good."""
     for mark, name in _OTHER_MARKS:
-        if raw.startswith(mark):
+        if not offset and raw.startswith(mark):
             raise Unreadable(
                 f"{name.upper()}, not UTF-8: a byte-order mark at byte offset 0; read it with --encoding {name}"
             )
     zero = raw.find(0)
     if zero < 0:
         return
-    if (guess := _unmarked_utf16(raw[:4096])) is not None:
+    if not offset and (guess := _unmarked_utf16(raw[:4096])) is not None:
         raise Unreadable(
             f"probably UTF-16 without its mark (zero byte at byte offset {zero:,}); read it with --encoding {guess}"
         )
-    raise Unreadable(f"a binary file, not text: zero byte at byte offset {zero:,}")
+    raise Unreadable(f"a binary file, not text: zero byte at byte offset {offset + zero:,}")
 
 
 def _unmarked_utf16(head: bytes) -> str | None:
@@ -110,19 +165,19 @@ def _unmarked_utf16(head: bytes) -> str | None:
     return None
 
 
-def _undecodable(raw: bytes, error: UnicodeDecodeError, encoding: str) -> str:
-    line = raw.count(b"\n", 0, error.start) + 1
+def _undecodable(byte: int, offset: int, line: int, encoding: str) -> str:
     hint = " (such as latin-1 or cp1252)" if encoding == "utf-8" else ""
     return (
-        f"not {encoding.upper()}: byte 0x{raw[error.start]:02x} at byte offset {error.start:,} (line {line:,})"
+        f"not {encoding.upper()}: byte 0x{byte:02x} at byte offset {offset:,} (line {line:,})"
         f" cannot be decoded; --encoding NAME gives the encoding it was written in{hint}"
     )
 
 
-def _refuse_surrogates(text: str, encoding: str) -> None:
+def _refuse_surrogates(text: str, encoding: str, before: int = 0) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise Unreadable(
-            f"read as {encoding}, character {error.start:,} is half of a surrogate pair; --encoding NAME gives another"
+            f"read as {encoding}, character {before + error.start:,} is half of a surrogate pair;"
+            " --encoding NAME gives another"
         ) from None

@@ -16,7 +16,8 @@ from torch import nn
 
 from tokenloom.data.documents import TextData
 from tokenloom.data.report import TextReport
-from tokenloom.data.samples import TextWindows
+from tokenloom.data.samples import Run, TextWindows
+from tokenloom.data.shards import Tokenised, open_tokenised
 from tokenloom.data.splits import split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
@@ -27,8 +28,9 @@ from tokenloom.tasks.frame.base import Example, Material
 from tokenloom.tasks.frame.flat import nearest
 from tokenloom.tasks.frame.sizes import Dial, dial
 from tokenloom.tasks.text.baseline import ngram_baseline
-from tokenloom.tasks.text.continuing import END, ContinuesText
-from tokenloom.tokens.base import UNKNOWN, TextTokenizer
+from tokenloom.tasks.text.continuing import ContinuesText
+from tokenloom.tasks.text.tokenised import kept_baseline, refuse_inert, report_of, tokenizer_of
+from tokenloom.tokens.base import END, UNKNOWN, TextTokenizer
 from tokenloom.tokens.text import choose_tokenizer, load_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
@@ -94,6 +96,7 @@ class TextGeneration(ContinuesText):
         self._tokenizer: TextTokenizer | None = None
         self._dial: Dial | None = None
         self._texts: tuple[TextData, TextData] | None = None
+        self._tokenised: Tokenised | None = None
         self._lengths: torch.Tensor | None = None
         self._note_context = ""
         self._check_settings()
@@ -108,6 +111,8 @@ class TextGeneration(ContinuesText):
             raise UserError(f"--dropout {s.dropout}: must be from 0 up to, but not including, 1")
         if not 0 < s.holdout < 1:
             raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
+        if s.validation is not None and s.holdout != TextGenerationSettings.holdout:
+            raise UserError("--holdout has no effect with --validation: leave one of them out")
         if s.style not in STYLES:
             raise UserError(f"--style {s.style}: no such style{nearest(s.style, STYLES)}")
         if s.style == "chapter" and s.window is not None:
@@ -139,26 +144,60 @@ class TextGeneration(ContinuesText):
         assert data is not None
         if data == "-" and self._tokenizer is not None and sys.stdin.isatty():
             raise UserError("the run was trained on standard input: pipe the same text in again")
+        self._tokenised = None if data == "-" else open_tokenised(data)
+        if self._tokenised is not None:
+            return self._prepare_tokenised(data, self._tokenised)
         text = self._read(data)
         parts = split(text, s.holdout, validation=None if s.validation is None else self._read(s.validation))
         self._texts = (parts.training, parts.validation)
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer(parts.training, parts.validation)
         ids, held = self.encode_documents(parts.training), self.encode_documents(parts.validation)
-        self._settle(len(ids), self.tokenizer.vocab)
-        if min(len(ids), len(held)) < 2:
-            raise UserError(f"{data}: {len(ids)} tokens to train and {len(held)} to validate are too few")
+        extra = self._settled(data, len(ids), len(held))
+        report = TextReport.of(parts, extra)
+        return self._material(ids, held, report)
+
+    def _prepare_tokenised(self, data: str, tokenised: Tokenised) -> Material:
+        """The parts of a folder of shards, whose tokeniser, borders and split hold; only --validation replaces one."""
+        s: TextGenerationSettings = self.settings
+        refuse_inert(s, tokenised)
+        self.settings = replace(s, newlines=tokenised.content["newlines"])
+        self._tokenizer = tokenizer_of(tokenised, self._tokenizer)
+        ids: Run = tokenised.ids("training")
+        held = tokenised.ids("validation") if s.validation is None else self._ids_of(s.validation)
+        extra = self._settled(data, len(ids), len(held))
+        if isinstance(reason := kept_baseline(tokenised), str):
+            extra["to beat"] = f"no n-gram, since {reason}"
+        if s.validation is not None:
+            extra["validated"] = f"on {s.validation} instead of the validation part"
+        return self._material(ids, held, report_of(tokenised, extra))
+
+    def _ids_of(self, data: str) -> NDArray[Any] | Run:
+        """All the ids of some data."""
+        tokenised = None if data == "-" else open_tokenised(data)
+        if tokenised is None:
+            return self.encode_documents(self._read(data))
+        self._tokenizer = tokenizer_of(tokenised, self._tokenizer)
+        return tokenised.all_ids()
+
+    def _material(self, ids: NDArray[Any] | Run, held: NDArray[Any] | Run, report: TextReport) -> Material:
+        context = self.model_config["context"]
+        return Material(TextWindows(ids, context), TextWindows(held, context), report.lines(), report.as_dict())
+
+    def _settled(self, data: str, tokens: int, held: int) -> dict[str, str]:
+        """Settle the sizes; returns what the report should say beside the counts of the text."""
+        self._settle(tokens, self.tokenizer.vocab)
+        if min(tokens, held) < 2:
+            raise UserError(f"{data}: {tokens} tokens to train and {held} to validate are too few")
         extra = {
-            "tokens": f"{len(ids):,} to train, {len(held):,} to validate; {self.tokenizer.vocab:,} different ids",
+            "tokens": f"{tokens:,} to train, {held:,} to validate; {self.tokenizer.vocab:,} different ids",
             "tokeniser": f"{self.tokenizer.kind}: {self.tokenizer.why}" if self.tokenizer.why else self.tokenizer.kind,
         }
         if self._note_context:
             extra["context"] = self._note_context
         if self.tokenizer.notes:
             extra["note"] = " ".join(self.tokenizer.notes)
-        report = TextReport.of(parts, extra)
-        context = self.model_config["context"]
-        return Material(TextWindows(ids, context), TextWindows(held, context), report.lines(), report.as_dict())
+        return extra
 
     def _make_tokenizer(self, training: TextData, validation: TextData) -> TextTokenizer:
         """What is learnt is learnt from the training part; only which characters there are is taken from both."""
@@ -175,22 +214,10 @@ class TextGeneration(ContinuesText):
         )
 
     def samples_of(self, data: str) -> TextWindows:
-        ids = self.encode_documents(self._read(data))
+        ids = self._ids_of(data)
         if len(ids) < 2:
             raise UserError(f"{data}: {len(ids)} tokens are too few to measure on")
         return TextWindows(ids, self.model_config["context"])
-
-    def encode_documents(self, text: TextData) -> NDArray[Any]:
-        """All documents of a text as one run of ids; with borders, an end token before, between and after them."""
-        for document in text.documents:
-            self.refuse_unseen(document.text, document.id)
-        ids = self.tokenizer.encode_all([document.text for document in text.documents])
-        end = self.tokenizer.specials.get(END)
-        wide = np.uint16 if self.tokenizer.vocab <= 1 << 16 else np.int32
-        if end is None:
-            return np.concatenate(ids).astype(wide)
-        border = np.array([end], dtype=np.int64)
-        return np.concatenate([border, *(part for one in ids for part in (one, border))]).astype(wide)
 
     # Sizes.
 
@@ -226,8 +253,12 @@ class TextGeneration(ContinuesText):
 
     def _try_config(self) -> None:
         """Sizes that do not go together are the user's mistake: say so before any work."""
+        small = {"depth": 1, "vocab": 1, "context": 1}
+        if self.model_config["width"] % (2 * self.model_config["heads"]) == 0:
+            # However large the model is to be, so that one too large for this machine can be planned.
+            small["width"] = 2 * self.model_config["heads"]
         try:
-            GPT(GPTConfig(**{**self.model_config, "depth": 1, "vocab": 1}))
+            GPT(GPTConfig(**{**self.model_config, **small}))
         except ValueError as error:
             raise UserError(f"{error} (--width, --heads and --kv-heads decide)") from error
 
@@ -237,10 +268,12 @@ class TextGeneration(ContinuesText):
     def derived(self) -> dict[str, Any]:
         return {name: self.model_config[name] for name in ("context", "width", "depth", "heads", "dropout")}
 
-    def recipe(self, material: Material) -> dict[str, Any]:
+    def recipe(self, material: Material | None = None) -> dict[str, Any]:
         if self.settings.style == "chapter":
             return CHAPTER_RECIPE
         recipe = (self._dial or dial(self.settings.size)).recipe
+        if material is None:
+            return recipe
         steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
         # A short text is soon known by heart: then the passes over it are the measure, and not the minutes.
         return {**recipe, "steps": steps} if steps < SHORT else recipe
@@ -312,7 +345,10 @@ class TextGeneration(ContinuesText):
 
     def baseline(self, material: Material) -> Baseline | None:
         """An n-gram over characters, asked for the same text. None where the model is not asked for unknown words."""
-        held = cast(TextWindows, material.validation).ids
+        if self._tokenised is not None:
+            kept = kept_baseline(self._tokenised) if self.settings.validation is None else ""
+            return None if isinstance(kept, str) else kept
+        held = cast(NDArray[Any], cast(TextWindows, material.validation).ids)
         specials = self.tokenizer.specials
         if self._texts is None or (UNKNOWN in specials and bool((held == specials[UNKNOWN]).any())):
             return None
@@ -344,6 +380,7 @@ class TextGeneration(ContinuesText):
             "selected = alone",
             "fused = explicit",
             "accumulated = whole",
+            "2 processes = 1",
             "resumed = straight",
             "compiled = eager",
             "saved = loaded",

@@ -17,6 +17,7 @@ from tokenloom.errors import UserError
 
 FORMAT = 1
 UNKNOWN = "unknown"
+END = "end"  # Stands before, between and after documents.
 Ids = NDArray[np.int32]
 
 _KINDS: dict[str, type["TextTokenizer"]] = {}
@@ -77,6 +78,14 @@ class TextTokenizer(ABC):
     def encode_all(self, texts: Sequence[str]) -> list[Ids]:
         """`encode` for each of several texts."""
         return [self.encode(text) for text in texts]
+
+    def cut(self, text: str) -> int:
+        """A place where a text may be cut in two before it is encoded, whatever comes after it; 0 where there is none.
+
+        For every `more`: encode(text + more) = encode(text[:cut]), then encode(text[cut:] + more). The text must be the
+        beginning of what is encoded, or of what a cut has left of it. The place lies near the end of the text.
+        """
+        return max(0, len(text) - 1)
 
     def decode(self, ids: ArrayLike, *, specials: bool = False) -> str:
         """The text of ids (N,): the exact inverse of `encode` for text that can be represented.

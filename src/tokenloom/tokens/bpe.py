@@ -25,7 +25,7 @@ from tokenloom.tokens.base import (
     with_unknown,
 )
 from tokenloom.tokens.bpe_training import Ties, train_merges
-from tokenloom.tokens.chunks import SCRIPTED, SPACED, chunk_blocks, count_chunks
+from tokenloom.tokens.chunks import SCRIPTED, SPACED, certain_border, chunk_blocks, count_chunks
 
 Pair = tuple[int, int]
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -71,6 +71,9 @@ class _Merging(TextTokenizer):
         utf8_length(text)
         blocks = [self._encode_block(chunks) for chunks in chunk_blocks(self._chunks, text)]
         return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.int32)
+
+    def cut(self, text: str) -> int:
+        return certain_border(self._chunks, text)
 
     def _encode_block(self, chunks: list[str]) -> Ids:
         known = self._known

@@ -57,6 +57,33 @@ WORDS = re.compile(f"{_WORD}(?:['’]{_WORD})*|[{_SYMBOLS}{_JOINERS}](?:[{_JOINE
 """The rule of `Words`: a word (letters and digits, with apostrophes inside), one symbol, or a run of whitespace."""
 
 BLOCK = 1 << 22
+_BORDER = re.compile(f"[^{_WHITESPACE}](?=[{_WHITESPACE}])")
+
+
+def border_before_space(text: str) -> int:
+    """The last place before a whitespace character that follows another character; 0 where there is none.
+
+    By every rule here a chunk ends at such a place, whatever stands around it: no chunk holds whitespace after another
+    character, and no rule looks further than that to know its end. So a text may be cut there before it is encoded.
+    """
+    reach = 1 << 12
+    while True:
+        start = max(0, len(text) - reach)
+        last = 0
+        for found in _BORDER.finditer(text, start):
+            last = found.end()
+        if last or start == 0:
+            return last
+        reach *= 16
+
+
+def certain_border(pattern: re.Pattern[str], text: str) -> int:
+    """A place where a chunk of a text ends whatever follows the text; 0 where none is certain yet.
+
+    The text must begin where a chunk does. Near its end, before whitespace, where there is such a place; else before
+    the last two chunks, which what follows may still change (see `chunk_blocks`).
+    """
+    return border_before_space(text) or sum(map(len, pattern.findall(text)[:-2]))
 
 
 def chunk_blocks(pattern: re.Pattern[str], text: str, block: int = BLOCK) -> Iterator[list[str]]:

@@ -30,7 +30,7 @@ from tokenloom.tokens.base import (
     with_unknown,
 )
 from tokenloom.tokens.bpe import BPE, ByteBPE
-from tokenloom.tokens.chunks import WORDS, chunk_blocks, count_chunks
+from tokenloom.tokens.chunks import WORDS, certain_border, chunk_blocks, count_chunks
 
 __all__ = [
     "BPE",
@@ -149,6 +149,9 @@ class Words(TextTokenizer):
         ]
         return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.int32)
 
+    def cut(self, text: str) -> int:
+        return certain_border(WORDS, text)
+
     def unseen(self, text: str) -> list[str]:
         words = count_chunks(WORDS, [text])
         return [word for word in words if word not in self._ids]
@@ -193,8 +196,24 @@ def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
 
 def suggested_size(texts: Iterable[str]) -> int:
     """A vocabulary that grows with the text: 2·√bytes, cut to a multiple of 64, between 512 and 16,384."""
-    size = 2 * math.isqrt(sum(map(utf8_length, texts)))
+    return size_for(sum(map(utf8_length, texts)))
+
+
+def size_for(length: int) -> int:
+    """`suggested_size` for a text of that many bytes."""
+    size = 2 * math.isqrt(length)
     return min(max(size - size % 64, 512), 16384)
+
+
+def check_choice(kind: str, size: int | None) -> None:
+    """Raise UserError for what `choose_tokenizer` refuses whatever the text."""
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
+        raise UserError(f"there is no kind of tokeniser {kind!r}; did you mean {near!r}? ({', '.join(KINDS)})")
+    if kind == "characters" and size is not None:
+        raise UserError(
+            f"a vocabulary size ({size:,}) has no effect with 'characters'; leave it out or take 'byte-bpe'"
+        )
 
 
 def choose_tokenizer(
@@ -213,9 +232,7 @@ def choose_tokenizer(
     each other are ordered by their ids, the fast rule. Raises UserError for an unknown kind, naming the nearest, and
     for a size with "characters", where it would have no effect.
     """
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
-        raise UserError(f"there is no kind of tokeniser {kind!r}; did you mean {near!r}? ({', '.join(KINDS)})")
+    check_choice(kind, size)
     texts = as_texts(texts)
     extra = letters(alphabet)
     found = len(set(extra).union(*texts))
@@ -225,10 +242,6 @@ def choose_tokenizer(
     elif kind == "auto":
         kind = "byte-bpe"
         reason = "a size is given" if found <= MOST_CHARACTERS else f"more than {MOST_CHARACTERS} distinct characters"
-    if kind == "characters" and size is not None:
-        raise UserError(
-            f"a vocabulary size ({size:,}) has no effect with 'characters'; leave it out or take 'byte-bpe'"
-        )
     tokenizer = _train(texts, kind, size, specials, extra)
     length = sum(map(utf8_length, texts))
     tokenizer.why = f"{tokenizer.vocab:,} ids for {length:,} bytes with {found:,} distinct characters ({reason})"

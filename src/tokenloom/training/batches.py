@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tokenloom.data.samples import Keys, Samples, fingerprint_of, generator_for
-from tokenloom.models.batch import Batch
+from tokenloom.models.batch import IGNORE, Batch
 
 
 @dataclass(frozen=True)
@@ -46,27 +46,55 @@ class Batches:
 
     An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly.
 
-    batch: samples a step. accumulate: micro-batches a step; a batch of fewer samples gives one for each. Raises
-    ValueError when there are no samples.
+    batch: samples a step. accumulate: micro-batches a step; a batch of fewer samples gives one for each. share: (rank,
+    world) of this process; it gets its slice of every batch, and reads no other samples. All processes get as many
+    micro-batches; where there are too few samples for all, some are of samples of its own in which nothing counts.
+
+    Raises ValueError when there are no samples, or fewer in a batch than processes.
     """
 
-    def __init__(self, samples: Samples, collate: Collate, *, batch: int, seed: int, accumulate: int = 1) -> None:
-        if min(len(samples), batch, accumulate) < 1:
-            raise ValueError(f"no batches from {len(samples)} samples, {batch} a step in {accumulate} micro-batches")
-        self.samples, self.collate = samples, collate
+    def __init__(
+        self,
+        samples: Samples,
+        collate: Collate,
+        *,
+        batch: int,
+        seed: int,
+        accumulate: int = 1,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        if min(len(samples), batch) < share[1] or accumulate < 1:
+            raise ValueError(
+                f"no batches from {len(samples)} samples, {batch} a step in {accumulate} micro-batches,"
+                f" for {share[1]} process(es)"
+            )
+        self.samples, self.collate, self.share = samples, collate, share
         self.batch, self.seed, self.accumulate = batch, seed, accumulate
         self.steps_per_epoch = -(-len(samples) // batch)
         self._order = lru_cache(maxsize=2)(lambda epoch: samples.epoch(seed, epoch))
 
     def keys(self, step: int) -> Keys:
-        """Which samples the step learns from, in order."""
+        """Which samples the step learns from, in order, in all processes together."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return self._order(epoch)[index * self.batch : (index + 1) * self.batch]
 
     def __call__(self, step: int) -> list[Batch]:
-        keys = self.keys(step)
-        parts = [part for part in np.array_split(keys, self.accumulate) if len(part)]
-        return [self.collate(self.samples.take(part), Moment(self.seed, step, part)) for part in parts]
+        rank, world = self.share
+        slices = np.array_split(self.keys(step), world)
+        # As many micro-batches as the smallest slice has samples for: the same number in all processes.
+        count = max(1, min(self.accumulate, len(slices[-1])))
+        parts = np.array_split(slices[rank], count)
+        return [self._collate(part, step) if len(part) else self._nothing() for part in parts]
+
+    def _collate(self, keys: Keys, step: int) -> Batch:
+        return self.collate(self.samples.take(keys), Moment(self.seed, step, keys))
+
+    def _nothing(self) -> Batch:
+        """A batch without targets, for a process that has nothing to do while the others have."""
+        rank, world = self.share
+        batch = self._collate(np.array_split(self.keys(0), world)[rank][:1], 0)
+        targets = {name: torch.full_like(target, IGNORE) for name, target in batch.targets.items()}
+        return Batch(batch.streams, targets)
 
     def fingerprint(self) -> str:
         """A hash of the samples and of the plan by which steps take them, which batch and seed decide.
@@ -78,18 +106,32 @@ class Batches:
 
 def count_targets(micro: Iterable[Batch]) -> dict[str, int]:
     """How many targets count in a whole step, for each loss term."""
+    return add_counts(batch.counts() for batch in micro)
+
+
+def add_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Counts by name, added up."""
     counts: dict[str, int] = {}
-    for batch in micro:
-        for name, count in batch.counts().items():
+    for part in parts:
+        for name, count in part.items():
             counts[name] = counts.get(name, 0) + count
     return counts
 
 
+def evaluation_keys(samples: Samples, batch: int, share: tuple[int, int] = (0, 1)) -> Iterator[Keys]:
+    """Everything once, in order, in batches whose size makes no difference to the result.
+
+    share: (rank, world) of this process, which gets one slice of it all. Each process gets as many batches, of which
+    the last may be empty.
+    """
+    slices = np.array_split(samples.all(), share[1])
+    for start in range(0, len(slices[0]), batch):
+        yield slices[share[0]][start : start + batch]
+
+
 def evaluation_batches(samples: Samples, collate: Collate, batch: int) -> Iterator[Batch]:
-    """Everything once, in order, in batches whose size makes no difference to the result."""
-    keys = samples.all()
-    for start in range(0, len(keys), batch):
-        part = keys[start : start + batch]
+    """The batches of `evaluation_keys`, for one process."""
+    for part in evaluation_keys(samples, batch):
         yield collate(samples.take(part), Moment(0, -1, part))
 
 

@@ -3,6 +3,9 @@
 A checkpoint is a folder `step-00000500` with `model.safetensors`, `optimizer.safetensors` and `state.json`, which
 lists the sha256 of the others and of itself. It is written under a hidden name, synced, and renamed into its place: a
 kill at any instant leaves either the whole folder or none.
+
+Processes that have each a part of every tensor write a file each (`shard-00001-….safetensors`) in the place of the two;
+any number of processes, in any mode, reads either form.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tokenloom.errors import UserError
+from tokenloom.training.distributed import ALONE, Processes, like, read_parts, whole, write_parts
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
@@ -78,11 +82,21 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error}); what was saved before is whole") from error
 
 
-def save_weights(model: nn.Module, path: Path) -> None:
-    """The model's weights as one safetensors file, atomically. Raises UserError when it cannot be written."""
+def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """`model_tensors`, each as a whole, where several processes have parts of them; all must ask together."""
+    return {name: whole(tensor) for name, tensor in model_tensors(model).items()}
+
+
+def save_weights(model: nn.Module, path: Path, processes: Processes = ALONE) -> None:
+    """The model's weights, whole, as one safetensors file, atomically. Raises UserError when it cannot be written."""
+    tensors = whole_tensors(model)
+    processes.lead(lambda: _save_tensors(tensors, path))
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     beside = path.with_name(f".{path.name}.part")
     with _writing(path):
-        _write_tensors(model_tensors(model), beside)
+        _write_tensors(tensors, beside)
         beside.replace(path)
         _sync(path.parent)
 
@@ -98,11 +112,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Strictly: every tensor of the file has its place in the model, with its shape, and none is missing.
+    """Put the weights of a file into a model, strictly: see `put_strictly`."""
+    put_strictly(model, read_tensors(path), path)
+
+
+def put_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Every tensor of a file has its place in the model, with its shape, and none is missing.
 
     Raises UserError naming the first difference.
     """
-    tensors = read_tensors(path)
     own = model_tensors(model)
     for name in [*own, *tensors]:
         if name not in tensors:
@@ -119,7 +137,20 @@ def put_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """The inverse of `model_tensors`: copy every one into its place."""
     with torch.no_grad():
         for name, tensor in model_tensors(model).items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(like(tensors[name], tensor))
+
+
+def read_checkpoint(
+    state: dict[str, Any], folder: Path, model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of the model and of the optimiser in a checkpoint of either form.
+
+    Where the model is in parts, they may be too, and then all processes must ask together. Raises UserError.
+    """
+    if MODEL in state["sha256"]:
+        return read_tensors(folder / MODEL), read_tensors(folder / OPTIMIZER)
+    tensors = read_parts(folder, model_tensors(model))
+    return {k: v for k, v in tensors.items() if "/" not in k}, {k: v for k, v in tensors.items() if "/" in k}
 
 
 class Checkpoints:
@@ -131,32 +162,74 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
 
-    def save(self, step: int, model: nn.Module, optimizer: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: dict[str, Tensor],
+        state: dict[str, Any],
+        processes: Processes = ALONE,
+    ) -> Path:
         """Write the checkpoint of a step, then remove those that are neither recent nor best.
 
         `state["best_step"]`, if there is one, is the step of the best. Checkpoints of later steps, left over from
         before training went back to an earlier one, are removed. Raises UserError when it cannot be written.
         """
         final = self.path(step)
-        with _writing(final):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._put_back()
-            beside = _hidden(final, "part")
-            self._write(beside, {**state, "step": step}, {MODEL: model_tensors(model), OPTIMIZER: optimizer})
-            if final.exists():
-                final.replace(_hidden(final, "old"))
-            beside.replace(final)
-            _sync(self.folder)
-            self._tidy(step, state.get("best_step"))
+        beside = _hidden(final, "part")
+        files = {MODEL: model_tensors(model), OPTIMIZER: optimizer}
+
+        def begin() -> None:
+            with _writing(final):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._put_back()
+                shutil.rmtree(beside, ignore_errors=True)
+                beside.mkdir()
+                for name, tensors in {} if processes.sharded else files.items():
+                    _write_tensors(tensors, beside / name)
+
+        def finish() -> None:
+            with _writing(final):
+                self._describe(beside, {**state, "step": step})
+                if final.exists():
+                    final.replace(_hidden(final, "old"))
+                beside.replace(final)
+                _sync(self.folder)
+                self._tidy(step, state.get("best_step"))
+
+        processes.lead(begin)
+        if processes.sharded:
+            self._write_parts(beside, {**files[MODEL], **files[OPTIMIZER]}, processes)
+        processes.lead(finish)
         return final
 
-    def _write(self, folder: Path, state: dict[str, Any], files: dict[str, dict[str, Tensor]]) -> None:
-        """A whole checkpoint, where it does not count yet."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for name, tensors in files.items():
-            _write_tensors(tensors, folder / name)
-        described = {**state, "sha256": {name: sha256(folder / name) for name in files}}
+    def _write_parts(self, folder: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
+        """Every process writes its own file; all of them must then be there for the first."""
+
+        def write() -> list[str]:
+            with _writing(folder):
+                write_parts(folder, tensors)
+            return []
+
+        processes.each(write)
+        seen = processes.each(lambda: sorted(path.name for path in folder.iterdir()))
+
+        def check() -> None:
+            if any(names != seen[0] for names in seen):
+                raise UserError(
+                    f"{self.folder}: is not the same folder for all processes, and with --parallel sharded each writes"
+                    " its part there; give an --out that all machines share, or --parallel data"
+                )
+            with _writing(folder):
+                for name in seen[0]:
+                    _sync(folder / name)
+
+        processes.lead(check)
+
+    def _describe(self, folder: Path, state: dict[str, Any]) -> None:
+        """The last file of a checkpoint, with the hashes of the others."""
+        names = sorted(path.name for path in folder.iterdir())
+        described = {**state, "sha256": {name: sha256(folder / name) for name in names}}
         write_json(folder / STATE, {**described, "own_sha256": _state_hash(described)})
 
     def _put_back(self) -> None:
@@ -232,7 +305,9 @@ class Checkpoints:
             state, folder = self.read(step)
         except UserError:
             return
-        if not path.is_file() or sha256(path) != state["sha256"][MODEL]:
+        if MODEL not in state["sha256"]:
+            _save_tensors({k: v for k, v in read_parts(folder).items() if "/" not in k}, path)
+        elif not path.is_file() or sha256(path) != state["sha256"][MODEL]:
             write_atomically(path, (folder / MODEL).read_bytes())
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
+import tempfile
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -13,8 +16,10 @@ from torch import Tensor, nn
 from tokenloom.models.batch import Batch
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.parts import count_parameters
-from tokenloom.training.batches import BatchSource, count_targets
-from tokenloom.training.checkpoints import total_bytes
+from tokenloom.nn.transformer import TransformerLayer
+from tokenloom.training.batches import BatchSource, add_counts, count_targets
+from tokenloom.training.checkpoints import Checkpoints, total_bytes
+from tokenloom.training.distributed import ALONE, Processes
 from tokenloom.training.loop import Trainable, Trainer
 from tokenloom.training.machine import cores, precision_context
 from tokenloom.training.optimizers import hidden_matrices
@@ -35,7 +40,7 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a training needs on its device, by what they hold.
+    """Bytes that a training needs on the device of a process, by what they hold.
 
     Left out: what the framework itself takes, work space that lives for less than a step, and AdamW's step counters (4
     bytes a parameter tensor).
@@ -55,18 +60,32 @@ class Memory:
 def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings, batch: Batch) -> Memory:
     """Weights, gradients and optimiser state by their sizes; activations as the tensors saved for backward.
 
-    AdamW keeps two tensors of a parameter's size, Muon one. batch: a micro-batch.
+    AdamW keeps two tensors of a parameter's size, Muon one. batch: a micro-batch. With activation checkpointing, what
+    one layer saves while it goes backward comes on top.
     """
     model = copy.deepcopy(model)  # a model may keep count of its batches
-    saved: dict[int, int] = {}
+    saved: dict[nn.Module | None, dict[int, int]] = {None: {}}
+    inside: list[nn.Module | None] = [None]
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
+        at = storage.data_ptr()
+        if at not in own and at not in saved[None]:
+            saved[inside[0]][at] = storage.nbytes()
         return tensor
 
+    def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        note(inputs[0])
+        saved[layer], inside[0] = {}, layer
+
+    def leave(layer: nn.Module, inputs: object, output: object) -> None:
+        inside[0] = None
+
+    if settings.machine.checkpointing:
+        for layer in (part for part in model.modules() if isinstance(part, TransformerLayer)):
+            layer.register_forward_pre_hook(enter)
+            layer.register_forward_hook(leave)
     device = next(model.parameters()).device
     with (
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
@@ -74,6 +93,7 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
     ):
         terms = task.loss(model, batch.to(device))
     del terms  # only now may what was saved be freed, and its addresses be used again
+    kept = list(saved.values())
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = hidden_matrices(model) if settings.optimizer.optimizer == "muon" else set()
     one = total_bytes(p for name, p in model.named_parameters() if name in matrices)
@@ -81,7 +101,7 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
         weights=total_bytes(model.parameters()),
         gradients=total_bytes(trained),
         optimizer=one + 2 * (total_bytes(trained) - one),
-        activations=sum(saved.values()),
+        activations=sum(kept[0].values()) + max((sum(one.values()) for one in kept[1:]), default=0),
     )
 
 
@@ -91,16 +111,17 @@ def seconds_per_step(
     settings: TrainingSettings,
     batches: BatchSource,
     *,
-    budget: float = 1.5,
+    budget: float = 0.7,
+    processes: Processes = ALONE,
 ) -> float:
     """The time of one step, measured on a copy of the model: the median of as many as fit in `budget` seconds."""
     # At rate 0 the work is the same, and no rate that the user chose can break the measurement.
     still = replace(settings, optimizer=replace(settings.optimizer, rate=0.0, matrix_rate=0.0))
-    trial = Trainer(task, copy.deepcopy(model).train(), still, batches)
+    trial = Trainer(task, copy.deepcopy(model).train(), still, batches, processes)
     times: list[float] = []
     began = time.perf_counter()
     step = 0
-    while step < 2 or (time.perf_counter() - began < budget and step < 50):
+    while step < 2 or (step < 50 and processes.lead(lambda: time.perf_counter() - began < budget)):
         start = time.perf_counter()
         trial.step(step % 3, max(settings.steps or 0, 1000))
         if trial.device.type == "cuda":
@@ -111,24 +132,52 @@ def seconds_per_step(
     return median(times)
 
 
+def seconds_per_save(model: nn.Module, settings: TrainingSettings, folder: Path) -> float:
+    """The time to write one checkpoint of a training, measured by writing one into a folder of that disk, and removed.
+
+    Raises UserError when there is no room for it.
+    """
+    muon = hidden_matrices(model) if settings.optimizer.optimizer == "muon" else set()
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    state = {f"{name}/{k}": p.detach().clone() for name, p in trained for k in range(1 if name in muon else 2)}
+    with tempfile.TemporaryDirectory(prefix=".tokenloom-", dir=folder) as trial:
+        began = time.perf_counter()
+        Checkpoints(Path(trial)).save(0, model, state, {})
+        return time.perf_counter() - began
+
+
+def save_interval(step: float, save: float) -> int:
+    """Steps between checkpoints: half a minute of them, or as many as keep saving at 2 % of the time.
+
+    step, save: the seconds that one takes. What a kill costs is at most the steps since the last checkpoint.
+    """
+    return max(1, math.ceil(max(30.0, save / 0.02) / step))
+
+
 def choose_threads(
-    task: Trainable, model: nn.Module, settings: TrainingSettings, batches: BatchSource
+    task: Trainable,
+    model: nn.Module,
+    settings: TrainingSettings,
+    batches: BatchSource,
+    processes: Processes = ALONE,
 ) -> tuple[TrainingSettings, float]:
     """Settings with the number of threads decided, and seconds a step.
 
-    On a CPU, one thread and all cores are each timed for a moment: on a busy machine more threads can be slower.
+    On a CPU, one thread and all cores are each timed for a moment: on a busy machine more threads can be slower. The
+    processes of one machine share its cores, and the first decides.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     given = settings.machine.threads
     if given is not None:
         torch.set_num_threads(given)
-    candidates = [given] if given is not None or not on_cpu else sorted({1, cores()})
+    shared = max(1, cores() // processes.local_world)
+    candidates = [given] if given is not None or not on_cpu else processes.lead(lambda: sorted({1, shared}))
     timed: dict[int | None, float] = {}
     for threads in candidates:
         if threads is not None:
             torch.set_num_threads(threads)
-        timed[threads] = seconds_per_step(task, model, settings, batches)
-    threads = min(timed, key=lambda t: timed[t])
+        timed[threads] = seconds_per_step(task, model, settings, batches, processes=processes)
+    threads = processes.lead(lambda: min(timed, key=lambda t: timed[t]))
     if threads is not None:
         torch.set_num_threads(threads)
     return replace(settings, machine=replace(settings.machine, threads=threads)), timed[threads]
@@ -178,13 +227,16 @@ def make_plan(
     steps_per_epoch: int,
     derived: dict[str, object],
     evaluation: float = 0.0,
+    folder: Path | None = None,
+    processes: Processes = ALONE,
 ) -> Plan:
     """Measure, and fix what the measurement decides: threads, and steps when minutes were given.
 
-    evaluation: what measuring the validation part once costs, in steps (see `evaluations`).
+    evaluation: what measuring the validation part once costs, in steps (see `evaluations`). folder: where checkpoints
+    are going to be written, or a folder on that disk; None when there will be none.
     """
-    probe = batches(0)
-    settings, seconds = choose_threads(task, model, settings, batches)
+    probe = processes.together(lambda: batches(0))
+    settings, seconds = choose_threads(task, model, settings, batches, processes)
     if settings.minutes is not None:
         # A little is kept back for saving, and for steps that are slower than the fastest.
         room = settings.minutes * 60 * 0.94 / seconds
@@ -193,14 +245,21 @@ def make_plan(
     steps = settings.steps or 1
     if settings.evaluate_every is None:
         settings = replace(settings, evaluate_every=-(-steps // evaluations(steps, evaluation)))
+    if settings.save_every is None and folder is not None:
+        every = save_interval(seconds, seconds_per_save(model, settings, folder))
+        settings = replace(settings, save_every=min(every, settings.evaluate_every or every))
     if settings.schedule.warmup is None:
         settings = replace(settings, schedule=replace(settings.schedule, warmup=min(100, -(-steps // 20))))
     longest = max(stream.shape[1] for stream in probe[0].streams.values())
+    memory = measure_memory(task, model, settings, probe[0])
+    if processes.sharded:
+        parts = {name: -(-getattr(memory, name) // processes.world) for name in ("weights", "gradients", "optimizer")}
+        memory = replace(memory, **parts)
     return Plan(
         parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, longest),
-        memory=measure_memory(task, model, settings, probe[0]),
-        targets_per_step=max(count_targets(probe).values(), default=0),
+        memory=memory,
+        targets_per_step=max(add_counts(processes.each(lambda: count_targets(probe))).values(), default=0),
         seconds_per_step=seconds,
         settings=settings,
         derived=derived,

@@ -19,12 +19,14 @@ from tokenloom.training.batches import (
     Batches,
     BatchSource,
     Moment,
+    add_counts,
     count_targets,
-    evaluation_batches,
+    evaluation_keys,
     seed_everything,
     step_seed,
 )
-from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, load_weights, read_tensors, save_weights
+from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, put_strictly, read_checkpoint, save_weights
+from tokenloom.training.distributed import ALONE, Processes, own_part, whole
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
 from tokenloom.training.losses import Terms, Totals
 from tokenloom.training.machine import precision_context
@@ -83,8 +85,11 @@ def schedule_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
     return linear(step, steps, warmup, 0.8 if settings.decay_share is None else settings.decay_share)
 
 
-def evaluate(task: Trainable, model: nn.Module, samples: Samples, *, batch: int = 64) -> dict[str, Totals]:
-    """Every sample once, without dropout: sums and counts by term. Does not depend on the batch size.
+def evaluate(
+    task: Trainable, model: nn.Module, samples: Samples, *, batch: int = 64, processes: Processes = ALONE
+) -> dict[str, Totals]:
+    """Every sample once, without dropout: sums and counts by term. Does not depend on the batch size, nor on how many
+    processes share the samples out.
 
     Raises NoTargets when there is nothing in the samples to measure.
     """
@@ -93,9 +98,16 @@ def evaluate(task: Trainable, model: nn.Module, samples: Samples, *, batch: int 
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for part in evaluation_batches(samples, task.collate, batch):
+        for keys in evaluation_keys(samples, batch, (processes.rank, processes.world)):
+            # A process that has none left goes through the model with the others, and drops the result.
+            taken = keys if len(keys) else samples.all()[:1]
+            part = processes.together(lambda taken=taken: task.collate(samples.take(taken), Moment(0, -1, taken)))  # type: ignore[misc]
             for name, term in task.loss(model, part.to(device)).items():
-                totals.setdefault(name, Totals(term.weight)).update(term)
+                total = totals.setdefault(name, Totals(term.weight))
+                if len(keys):
+                    total.update(term)
+    for total in totals.values():
+        total.share(processes.rows)
     model.train(was_training)
     if not any(total.count for total in totals.values() if total.weight):
         raise NoTargets(f"none of the {len(samples.all()):,} samples to measure on has a target that counts")
@@ -105,9 +117,17 @@ def evaluate(task: Trainable, model: nn.Module, samples: Samples, *, batch: int 
 class Trainer:
     """Model, optimisers and place in the data: what one optimiser step needs, and what a checkpoint holds."""
 
-    def __init__(self, task: Trainable, model: nn.Module, settings: TrainingSettings, batches: BatchSource) -> None:
-        self.task, self.model, self.settings, self.batches = task, model, settings, batches
+    def __init__(
+        self,
+        task: Trainable,
+        model: nn.Module,
+        settings: TrainingSettings,
+        batches: BatchSource,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.task, self.model, self.settings, self.batches, self.processes = task, model, settings, batches, processes
         self.device = next(model.parameters()).device
+        processes.wrap(model, settings.machine.checkpointing)
         self.optimizers = make_optimizers(model, settings.optimizer)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
@@ -118,22 +138,30 @@ class Trainer:
     def step(self, step: int, steps: int) -> tuple[float, int, float, bool]:
         """One optimiser step: its loss, number of targets, gradient norm, and whether that was clipped.
 
-        loss = Σ over all micro-batches of the counted targets' losses ÷ their number, term by term.
+        loss = Σ over all micro-batches, in all processes, of the counted targets' losses ÷ their number, term by term.
         """
-        micro = self.batches(step)
-        counts = count_targets(micro)
+        processes = self.processes
+        micro: list[Batch] = []
+
+        def read() -> dict[str, int]:
+            micro.extend(self.batches(step))
+            return count_targets(micro)
+
+        counts = add_counts(processes.each(read))
         if not any(counts.values()):
             raise NoTargets(f"step {step + 1}: none of its samples has a target that counts")
         loss = 0.0
         for number, batch in enumerate(micro):
-            seed_everything(step_seed(self.settings.seed, step, number))
+            seed_everything(step_seed(self.settings.seed, step, number * processes.world + processes.rank))
             with precision_context(self.settings.machine, self.device):
                 part = _weighted(self.task.loss(self.forward, batch.to(self.device)), counts)
             if part.requires_grad:
-                part.backward()  # type: ignore[no-untyped-call]
+                (part * processes.scale).backward()  # type: ignore[no-untyped-call]
             loss += float(part.detach())
+        loss = sum(processes.each(lambda: loss))
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"step {step + 1}: the loss is {loss}; a lower --rate or --matrix-rate may help")
+        processes.add_up(self.parameters)
         norm, clipped = self._clip()
         if not math.isfinite(norm):
             raise NonFiniteLoss(
@@ -147,7 +175,7 @@ class Trainer:
 
     def _clip(self) -> tuple[float, bool]:
         limit = self.settings.optimizer.clip or 0.0
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         if limit > 0:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
         value = float(norm)
@@ -160,36 +188,50 @@ class Trainer:
         parameter that is not finite.
         """
         check_groups(self.model, self.optimizers)
-        for name, parameter in self.model.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                raise NonFiniteLoss(
-                    f"step {self.progress.step}: {name} is no longer finite; a lower --rate or --matrix-rate may help"
-                )
+        named = [(name, own_part(parameter)) for name, parameter in self.model.named_parameters()]
+
+        def broken() -> str | None:
+            return next((name for name, part in named if not bool(torch.isfinite(part).all())), None)
+
+        for name in filter(None, self.processes.each(broken)):
+            raise NonFiniteLoss(
+                f"step {self.progress.step}: {name} is no longer finite; a lower --rate or --matrix-rate may help"
+            )
 
     def save(self, checkpoints: Checkpoints, plan: dict[str, str]) -> Saved:
         """Write a checkpoint of everything that the next step depends on."""
         progress = self.progress
         state = {"progress": vars(progress), "plan": plan, "best_step": progress.best_step}
         tensors = state_tensors(self.model, self.optimizers)
-        return Saved(progress.step, checkpoints.save(progress.step, self.model, tensors, state))
+        return Saved(progress.step, checkpoints.save(progress.step, self.model, tensors, state, self.processes))
 
     def restore(self, checkpoints: Checkpoints, plan: dict[str, str]) -> Resumed:
         """Go on from the newest whole checkpoint. Raises UserError when it came from other data or another model."""
-        state, folder, damaged = checkpoints.newest_whole()
+
+        def newest() -> tuple[dict[str, Any], str, list[str]]:
+            state, folder, damaged = checkpoints.newest_whole()
+            return state, folder.name, damaged
+
+        state, name, damaged = self.processes.lead(newest)
+        folder = checkpoints.folder / name
+        self.processes.together(lambda: self._load(state, folder, plan))
+        self.progress = Progress(**state["progress"])
+        return Resumed(self.progress.step, damaged)
+
+    def _load(self, state: dict[str, Any], folder: Path, plan: dict[str, str]) -> None:
         changed = [name for name in plan if state["plan"].get(name) != plan[name]]
         if changed:
             also = ", or the batch or the seed," if changed[0] == "training" else ""
             raise UserError(
                 f"{folder}: the {changed[0]} data{also} are not those it was trained with; --overwrite starts anew"
             )
-        load_weights(self.model, folder / MODEL)
-        path = folder / OPTIMIZER
+        weights, moments = read_checkpoint(state, folder, self.model)
+        in_parts = MODEL not in state["sha256"]
+        put_strictly(self.model, weights, folder if in_parts else folder / MODEL)
         try:
-            load_state_tensors(self.model, self.optimizers, read_tensors(path))
+            load_state_tensors(self.model, self.optimizers, moments)
         except ValueError as error:
-            raise UserError(f"{path}: {error}") from error
-        self.progress = Progress(**state["progress"])
-        return Resumed(self.progress.step, damaged)
+            raise UserError(f"{folder if in_parts else folder / OPTIMIZER}: {error}") from error
 
 
 def _weighted(terms: Terms, counts: dict[str, int]) -> Tensor:
@@ -223,12 +265,15 @@ def fit(
     run: Run | None = None,
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    processes: Processes = ALONE,
 ) -> Iterator[Event]:
     """Train until the steps are done, the patience is over, or `stop()` says so; yields what happens.
 
     settings: `steps` must be given. batches: a `Batches`, or any function from a step to its micro-batches, which must
     give the same ones each time for resuming to be exact. run: where to save; nothing is kept without it. The model is
-    left as the last step made it. Whoever iterates may stop at any event.
+    left as the last step made it. Whoever iterates may stop at any event. A checkpoint is written at each evaluation,
+    and every `settings.save_every` steps besides; when it is written makes no difference to what is trained.
+    processes: those that train together, each with its own slices of the batches; all see the same events.
 
     Raises NonFiniteLoss, and then keeps the checkpoints that there are; NoTargets for a step or a validation part
     without targets; UserError for a checkpoint that does not belong to this training.
@@ -236,15 +281,14 @@ def fit(
     if settings.steps is None or (resume and run is None):
         raise ValueError("fit needs settings.steps, and a run to resume")
     steps, every = settings.steps, settings.evaluate_every or settings.steps
-    trainer = Trainer(task, model, settings, batches)
-    plan = {"validation": validation.fingerprint()}
-    if isinstance(batches, Batches):
-        plan["training"] = batches.fingerprint()
+    trainer = Trainer(task, model, settings, batches, processes)
+    plan = _data_plan(batches, validation, processes)
     resumed = Resumed(0, [])
     if run is not None and resume:
         resumed = trainer.restore(run.checkpoints, plan)
         # The run may have gone further than this checkpoint, and found other weights to be the best.
-        run.checkpoints.put_weights(trainer.progress.best_step, run.weights)
+        checkpoints, weights, best_step = run.checkpoints, run.weights, trainer.progress.best_step
+        processes.lead(lambda: checkpoints.put_weights(best_step, weights))
         yield resumed
     progress = trainer.progress
     began = time.perf_counter() - progress.seconds
@@ -264,8 +308,9 @@ def fit(
         if evaluated:
             yield _evaluated(trainer, validation, run)
             progress.seconds = time.perf_counter() - began
-        interrupted = progress.step < steps and stop()
-        if run is not None and (evaluated or interrupted):
+        interrupted = any(processes.each(lambda: progress.step < steps and stop()))
+        due = settings.save_every is not None and progress.step % settings.save_every == 0
+        if run is not None and (evaluated or due or interrupted):
             yield _saved(trainer, run, plan)
         if interrupted:
             reason = "interrupt"
@@ -274,12 +319,29 @@ def fit(
     yield Finished(progress.step, reason, progress.best_step, best, progress.seconds, progress.clipped, notes)
 
 
+def _data_plan(batches: BatchSource, validation: Samples, processes: Processes) -> dict[str, str]:
+    """Hashes of the data, and of the plan by which steps take them. Raises UserError when processes differ in them."""
+    plan = {"validation": validation.fingerprint()}
+    if isinstance(batches, Batches):
+        plan["training"] = batches.fingerprint()
+    first = processes.lead(lambda: plan)
+
+    def check() -> None:
+        if plan != first:
+            raise UserError(f"process {processes.rank} has read other data than process 0: all need the same files")
+
+    processes.together(check)
+    return plan
+
+
 def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evaluated:
     """Measure the whole validation part, and keep the weights if they are the best so far."""
     progress = trainer.progress
     trainer.check()
+    processes = trainer.processes
     with precision_context(trainer.settings.machine, trainer.device):
-        metrics = trainer.task.summarise(evaluate(trainer.task, trainer.model, validation))
+        totals = evaluate(trainer.task, trainer.model, validation, processes=processes)
+    metrics = processes.lead(lambda: trainer.task.summarise(totals))
     if not math.isfinite(metrics["loss"]):
         raise NonFiniteLoss(f"step {progress.step}: the validation loss is {metrics['loss']}")
     best = not progress.best or metrics["loss"] < progress.best["loss"]
@@ -287,7 +349,7 @@ def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evalua
     if best:
         progress.best, progress.best_step = metrics, progress.step
         if run is not None:
-            save_weights(trainer.model, run.weights)
+            save_weights(trainer.model, run.weights, processes)
     return Evaluated(progress.step, metrics, best, progress.seconds)
 
 
@@ -296,5 +358,5 @@ def _saved(trainer: Trainer, run: Run, plan: dict[str, str]) -> Saved:
     trainer.check()
     saved = trainer.save(run.checkpoints, plan)
     if trainer.progress.best_step < 0:
-        save_weights(trainer.model, run.weights)
+        save_weights(trainer.model, run.weights, trainer.processes)
     return saved

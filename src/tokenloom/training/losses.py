@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,11 @@ class Totals:
         # First to the CPU, then wider: not every device has float64.
         self.sums.append(term.sums.detach().cpu().double())
         self.counts.append(term.counts.detach().cpu().double())
+
+    def share(self, rows: Callable[[Tensor], Tensor]) -> None:
+        """Take in what others counted. rows: gives the rows of all, in the order of the samples."""
+        sums, counts = self.samples
+        self.sums, self.counts = [rows(sums)], [rows(counts)]
 
     @property
     def samples(self) -> tuple[Tensor, Tensor]:

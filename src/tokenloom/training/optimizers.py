@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.nn.transformer import Transformer
+from tokenloom.training.distributed import WholeMatrixMuon, like
 from tokenloom.training.settings import OptimizerSettings
 
 
@@ -49,7 +50,9 @@ def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch
         betas = (0.9, 0.95 if settings.beta2 is None else settings.beta2)
         optimizers.append(torch.optim.AdamW(groups, lr=_given(settings, "rate"), betas=betas, fused=True))
     if muon:
-        optimizers.append(torch.optim.Muon(muon, lr=_given(settings, "matrix_rate"), weight_decay=decay))
+        in_parts = any(hasattr(p, "placements") for p in muon)
+        kind = WholeMatrixMuon if in_parts else torch.optim.Muon
+        optimizers.append(kind(muon, lr=_given(settings, "matrix_rate"), weight_decay=decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -105,4 +108,4 @@ def load_state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]
         if name not in named or int(number) >= len(optimizers) or id(named[name]) not in moved[int(number)]:
             raise ValueError(f"the optimiser state of {name!r} belongs to another model or optimiser")
         parameter = named[name]
-        optimizers[int(number)].state[parameter][what] = value.to(parameter.device, copy=True)
+        optimizers[int(number)].state[parameter][what] = like(value, parameter)

@@ -55,6 +55,10 @@ class MachineSettings:
     precision: Literal["float32", "bfloat16"] = option("float32", "bfloat16 computes products in half precision")
     compile: bool = option(False, "compile the model with torch.compile")
     threads: int | None = option(None, "CPU threads; timed for a moment and chosen when not given")
+    parallel: Literal["data", "sharded"] | None = option(
+        None, "under torchrun: every process has the whole model (data), or a part of each parameter [default: data]"
+    )
+    checkpointing: bool = option(False, "compute activations twice instead of keeping them, to save memory")
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ class TrainingSettings:
     accumulate: int = option(1, "micro-batches that a step is split into, to save memory")
     seed: int = option(0, "seed of everything random")
     evaluate_every: int | None = option(None, "steps between evaluations of the whole validation part")
+    save_every: int | None = option(
+        None, "steps between checkpoints, beside those at evaluations; so many that saving costs little when not given"
+    )
     keep: int = option(2, "how many of the last checkpoints to keep, beside the best")
     patience: int | None = option(None, "stop after this many evaluations without a new best")
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -100,6 +107,9 @@ class TrainingSettings:
         elif recipe.get("steps") is not None:
             recipe = {**recipe, "minutes": None}
 
+        for name in self._idle(recipe):
+            recipe = {**recipe, name: None}
+
         def fill(part: Any) -> Any:
             changes: dict[str, Any] = {}
             for f in dataclasses.fields(part):
@@ -112,12 +122,24 @@ class TrainingSettings:
 
         return fill(self), taken
 
+    def _idle(self, recipe: dict[str, Any]) -> list[str]:
+        """Settings that mean nothing beside the others. Raises UserError when one of them was given."""
+        idle = []
+        for chooser, choice, name in (("optimizer", "adamw", "matrix_rate"), ("schedule", "cosine", "decay_share")):
+            part = getattr(self, chooser)
+            if (getattr(part, chooser) or recipe.get(chooser)) == choice:
+                idle.append(name)
+                if getattr(part, name) is not None:
+                    raise UserError(f"--{name.replace('_', '-')} has no effect with --{chooser} {choice}: leave it out")
+        return idle
+
 
 # What a number may be: from, to, and in words.
 AT_LEAST_1 = (1, math.inf, "at least 1")
 FROM_0 = (0, sys.float_info.max, "a number from 0 up")
 LIMITS: dict[str, tuple[float, float, str]] = {
-    **dict.fromkeys(("steps", "batch", "accumulate", "keep", "evaluate_every", "patience", "threads"), AT_LEAST_1),
+    **dict.fromkeys(("steps", "batch", "accumulate", "keep", "patience", "threads"), AT_LEAST_1),
+    **dict.fromkeys(("evaluate_every", "save_every"), AT_LEAST_1),
     **dict.fromkeys(("rate", "matrix_rate", "weight_decay", "clip", "warmup"), FROM_0),
     "beta2": (0, math.nextafter(1, 0), "from 0 up to, but not including, 1"),
     "decay_share": (0, 1, "from 0 to 1"),

@@ -187,6 +187,10 @@ class Task(ABC):
     def model(self, model: nn.Module) -> None:
         self._model = model
 
+    def forget(self) -> None:
+        """Have no model any more."""
+        self._model = None
+
     @property
     def device(self) -> torch.device:
         """Where the model is."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task, guess_task
 from tokenloom.tasks.frame.runs import RunFolder, findable, task_of
 from tokenloom.training.batches import Batches
-from tokenloom.training.checkpoints import Checkpoints, load_weights, model_tensors, put_tensors
+from tokenloom.training.checkpoints import Checkpoints, load_weights, model_tensors, put_tensors, whole_tensors
+from tokenloom.training.distributed import ALONE, Processes, Several, join
 from tokenloom.training.estimate import Plan, make_plan
 from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Planned, Prepared, Resumed, Saved, Stepped
 from tokenloom.training.loop import Run
 from tokenloom.training.loop import fit as run_loop
-from tokenloom.training.machine import choose_device
 from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
 
 LOG_EVERY = 10
+# What a run may change when it goes on: how long it trains, and on what.
+FREE = ("steps", "device", "threads", "parallel", "checkpointing", "save_every", "keep")
 
 
 @dataclass
@@ -32,7 +35,8 @@ class Fitting:
     """A training on its way. Iterate over it for its events; `task` holds the model then and afterwards.
 
     While it goes on, the model is the one being trained; in the end it has the weights of the best evaluation. Whoever
-    iterates may stop at any event, and keeps the model as it is.
+    iterates may stop at any event, and keeps the model as it is. Of several processes, all see the same events, and the
+    first writes the run.
     """
 
     task: Task
@@ -45,46 +49,89 @@ class Fitting:
     dry_run: bool = False
     stop: Callable[[], bool] = lambda: False
     guessed: str = ""
+    processes: Processes = ALONE
 
     def __iter__(self) -> Iterator[Event]:
-        material = self.task.prepare(self.data)
+        try:
+            yield from self._events()
+        except (UserError, ArithmeticError) as error:
+            # All processes have it, and leave together; what is in parts must have gone before.
+            self._forget(error)
+            self.processes.leave()
+            raise
+        self.processes.leave()
+
+    def _forget(self, error: BaseException) -> None:
+        """Let go of the model where it is in parts, also in the frames in which the error was raised."""
+        if self.processes.sharded:
+            self.task.forget()
+            while error is not None:
+                traceback.clear_frames(error.__traceback__)
+                error = error.__cause__ or error.__context__  # type: ignore[assignment]
+
+    def _events(self) -> Iterator[Event]:
+        processes = self.processes
+        material = processes.in_turn(lambda: self.task.prepare(self.data))
         yield Prepared(material.lines, material.report)
         plan = self._plan(material)
         yield Planned(plan)
         if self.dry_run:
             return
         try:
-            if self.folder is not None and not self.resume:
-                self.folder.make(overwrite=self.overwrite)
-                self.folder.write_config(self.task, self.name, self.data, self.training)
-            baseline = self.task.baseline(material)
+            if not self.resume:
+                processes.lead(self._begin_run)
+            found = processes.lead(lambda: (one := self.task.baseline(material)) and vars(one))
+            baseline = Baseline(**found) if found else None
             if baseline is not None:
                 yield baseline
             yield from self._loop(material, baseline)
         finally:
             # However it ended: a run that was to be replaced is back, unless there is something in its place.
-            if self.folder is not None:
+            if self.folder is not None and processes.first:
                 self.folder.put_back()
+
+    def _begin_run(self) -> None:
+        if self.folder is not None:
+            self.folder.make(overwrite=self.overwrite)
+            self.processes.begin(self.folder.path)
+            self.folder.write_config(self.task, self.name, self.data, self.training)
 
     def _plan(self, material: Material) -> Plan:
         """Build the model, fill in the settings, measure."""
+        processes = self.processes
         self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
-        self.task.model = self.task.build(self.training.seed).to(choose_device(self.training.machine.device))
-        batches = self._batches(material)
-        if self.training.optimizer.optimizer == "adamw":
-            taken.pop("matrix_rate", None)
+        device = processes.together(lambda: processes.device(self.training.machine.device))
+        self.task.model = self.task.build(self.training.seed).to(device)
+        batches = processes.together(lambda: self._batches(material))
         derived = {**self.task.derived(), **taken}
         # Measuring takes the forward third of the work of training.
         cost = len(material.validation.all()) / (3 * batches.batch)
-        plan = make_plan(self.task, self.task.model, self.training, batches, batches.steps_per_epoch, derived, cost)
-        self.training = plan.settings
-        return plan
+        disk = None if self.folder is None else self.folder.disk
+        plan = make_plan(
+            self.task,
+            self.task.model,
+            self.training,
+            batches,
+            batches.steps_per_epoch,
+            derived,
+            cost,
+            disk,
+            processes,
+        )
+        # What was measured differs from process to process; what was decided must not.
+        self.training = build(TrainingSettings, processes.lead(lambda: flatten(plan.settings)))
+        return replace(plan, settings=self.training)
 
     def _batches(self, material: Material) -> Batches:
         t = self.training
         assert t.batch is not None
-        size = min(t.batch, len(material.training))
-        return Batches(material.training, self.task.collate, batch=size, seed=t.seed, accumulate=t.accumulate)
+        size, share = min(t.batch, len(material.training)), (self.processes.rank, self.processes.world)
+        if size < share[1]:
+            raise UserError(
+                f"--batch {t.batch}: {share[1]} processes need a sample each at a step, and there are {size}"
+            )
+        samples, collate = material.training, self.task.collate
+        return Batches(samples, collate, batch=size, seed=t.seed, accumulate=t.accumulate, share=share)
 
     def _loop(self, material: Material, baseline: Baseline | None) -> Iterator[Event]:
         folder, run = self.folder, None
@@ -101,14 +148,15 @@ class Fitting:
             run=run,
             resume=self.resume,
             stop=self.stop,
+            processes=self.processes,
         )
         for event in events:
-            if folder is not None:
+            if folder is not None and self.processes.first:
                 self._log(folder, event, recent)
                 if isinstance(event, Saved):
                     folder.drop_replaced()
-            elif isinstance(event, Evaluated) and event.best:
-                best = {name: tensor.clone() for name, tensor in model_tensors(self.task.model).items()}
+            elif folder is None and isinstance(event, Evaluated) and event.best:
+                best = {name: tensor.clone() for name, tensor in whole_tensors(self.task.model).items()}
             if isinstance(event, Finished):
                 self._finish(event, best, baseline)
             yield event
@@ -131,13 +179,23 @@ class Fitting:
 
     def _finish(self, event: Finished, best: dict[str, Tensor], baseline: Baseline | None) -> None:
         """Give the task the weights of the best evaluation, and draw the curve."""
+        if self.processes.sharded:
+            # A model in parts can only be used by all processes together; each gets a whole one.
+            last = whole_tensors(self.task.model)
+            self.task.model = self.task.build(self.training.seed).to(self.task.device)
+            put_tensors(self.task.model, last)
         if self.folder is not None:
-            if event.best_step >= 0:
-                load_weights(self.task.model, self.folder.weights)
-            draw_curve(self.folder, baseline)
+            self.processes.lead(lambda: self._finish_run(event, baseline))
+            self.processes.spread(model_tensors(self.task.model).values())
         elif best:
             put_tensors(self.task.model, best)
         self.task.model.eval()
+
+    def _finish_run(self, event: Finished, baseline: Baseline | None) -> None:
+        assert self.folder is not None
+        if event.best_step >= 0:
+            load_weights(self.task.model, self.folder.weights)
+        draw_curve(self.folder, baseline)
 
 
 def draw_curve(folder: RunFolder, baseline: Baseline | None) -> None:
@@ -172,12 +230,40 @@ def begin(
     Nothing is written before the data have been read and the model built. settings: of the task and of training, by
     flat name. Raises UserError for a name that neither has.
     """
+    processes = join()
+    again = {"overwrite": overwrite, "resume": resume}
+    try:
+        return processes.together(
+            lambda: _begin(processes, data, task=task, out=out, dry_run=dry_run, stop=stop, **again, **settings)
+        )
+    except UserError:
+        processes.leave()
+        raise
+
+
+def _begin(
+    processes: Processes,
+    data: str | Path | None,
+    *,
+    task: str | None,
+    out: str | Path | None,
+    overwrite: bool,
+    resume: bool,
+    dry_run: bool,
+    stop: Callable[[], bool],
+    **settings: Any,
+) -> Fitting:
     source = None if data is None else str(data)
     folder = None if out is None else RunFolder(out)
+    if folder is not None and not resume and processes.began(folder.path):
+        # These processes were killed and started again, with the words of the first time.
+        resume, overwrite = bool(Checkpoints(folder.checkpoints).steps()), True
+        if resume:
+            task, settings, overwrite = None, {}, False
     if resume:
         if folder is None or overwrite:
             raise UserError("--resume: say which run with --out, and do not ask for --overwrite")
-        return _resumed(folder, source, task, settings, dry_run=dry_run, stop=stop)
+        return _resumed(processes, folder, source, task, settings, dry_run=dry_run, stop=stop)
     guessed = ""
     if task is None:
         if source is None:
@@ -190,17 +276,42 @@ def begin(
     instance = cls(build(cls.Settings, settings))
     instance.source = source
     training = build(TrainingSettings, settings)
-    choose_device(training.machine.device)
+    processes = _in_mode(processes, training, source)
+    if processes is ALONE and training.machine.parallel is not None:
+        raise UserError(
+            f"--parallel {training.machine.parallel}: is for several processes, and this is one:"
+            " torchrun --nproc-per-node=2 -m tokenloom train …"
+        )
     if dry_run:
         folder = None
-    if folder is not None:
+    if folder is not None and processes.first:
         folder.claim(overwrite=overwrite, resume=False)
     return Fitting(
-        instance, task, source, training, folder, overwrite=overwrite, dry_run=dry_run, stop=stop, guessed=guessed
+        instance,
+        task,
+        source,
+        training,
+        folder,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        stop=stop,
+        guessed=guessed,
+        processes=processes,
     )
 
 
+def _in_mode(processes: Processes, training: TrainingSettings, source: str | None) -> Processes:
+    """The processes as the settings want them. Raises UserError for a device or data that they cannot have."""
+    processes.device(training.machine.device)
+    if not isinstance(processes, Several):
+        return processes
+    if source == "-" and processes.world > 1:
+        raise UserError("standard input cannot be read by several processes: give a file")
+    return processes.mode(training.machine.parallel)
+
+
 def _resumed(
+    processes: Processes,
     folder: RunFolder,
     data: str | None,
     task: str | None,
@@ -209,11 +320,13 @@ def _resumed(
     dry_run: bool,
     stop: Callable[[], bool],
 ) -> Fitting:
-    """Go on with a run: its own settings hold, and none may be changed but how long it trains, and on what machine.
+    """Go on with a run: its own settings hold, and none may be changed but how long it trains, on what machine, and
+    how often it saves.
 
     data: the same data, when they lie elsewhere now; their content is held against the checkpoint.
     """
-    folder.claim(overwrite=False, resume=True)
+    if processes.first:
+        folder.claim(overwrite=False, resume=True)
     config = folder.read_config()
     instance = task_of(config, folder)
     known = [type(instance).Settings, TrainingSettings]
@@ -223,12 +336,22 @@ def _resumed(
     for name, value in (settings if task is None else {**settings, "task": findable(task)}).items():
         if name == "minutes":
             raise UserError(f"--resume: the run's length is fixed at {own.get('steps')} steps; --steps changes it")
-        if name not in ("steps", "device", "threads") and value != own.get(name):
+        if name not in FREE and value != own.get(name):
             raise UserError(f"--resume: {name} is {own.get(name)!r} in this run and cannot become {value!r}")
     training = build(TrainingSettings, {**config["training"], **settings})
-    choose_device(training.machine.device)
     instance.source = config["data"] if data is None else data
-    return Fitting(instance, config["task"], instance.source, training, folder, resume=True, dry_run=dry_run, stop=stop)
+    processes = _in_mode(processes, training, instance.source)
+    return Fitting(
+        instance,
+        config["task"],
+        instance.source,
+        training,
+        folder,
+        resume=True,
+        dry_run=dry_run,
+        stop=stop,
+        processes=processes,
+    )
 
 
 def fit(data: str | Path | None = None, **arguments: Any) -> Fitting:

@@ -50,6 +50,11 @@ class RunFolder:
         # Where a run that is being replaced waits until the new one has something to show.
         self.replaced = self.path / ".replaced"
 
+    @property
+    def disk(self) -> Path:
+        """The nearest folder that is there already: on the disk where the run will be."""
+        return next(path for path in (self.path, *self.path.absolute().parents) if path.is_dir())
+
     def claim(self, *, overwrite: bool, resume: bool) -> None:
         """Check that a training may write here, and change nothing. Raises UserError, before any work, when not."""
         if resume:

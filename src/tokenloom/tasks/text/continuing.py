@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.data.documents import TextData
 from tokenloom.data.unicode import Unreadable, decode, fold_newlines
 from tokenloom.decoding.beam import BeamOptions, beam_search
 from tokenloom.decoding.generate import Request, generate
@@ -21,10 +24,9 @@ from tokenloom.errors import UserError
 from tokenloom.models.protocols import StepModel
 from tokenloom.tasks.frame.base import Show, Task
 from tokenloom.tasks.frame.flat import build, refuse_unknown
-from tokenloom.tokens.base import UNKNOWN, Ids, TextTokenizer, named, utf8_length
+from tokenloom.tokens.base import END, UNKNOWN, Ids, TextTokenizer, named, utf8_length
 from tokenloom.training.settings import option
 
-END = "end"
 EXAMPLE_TOKENS = 300
 
 
@@ -83,6 +85,18 @@ class ContinuesText(Task):
         """A text of the user's, as the reader of the training text would have given it."""
         return fold_newlines(text)
 
+    def encode_documents(self, text: TextData) -> NDArray[Any]:
+        """All documents of a text as one run of ids; with borders, an end token before, between and after them."""
+        for document in text.documents:
+            self.refuse_unseen(document.text, document.id)
+        ids = self.tokenizer.encode_all([document.text for document in text.documents])
+        end = self.tokenizer.specials.get(END)
+        wide = np.uint16 if self.tokenizer.vocab <= 1 << 16 else np.int32
+        if end is None:
+            return np.concatenate(ids).astype(wide)
+        border = np.array([end], dtype=np.int64)
+        return np.concatenate([border, *(part for one in ids for part in (one, border))]).astype(wide)
+
     # From a prompt to ids.
 
     def refuse_unseen(self, text: str, where: str) -> None:
@@ -132,6 +146,8 @@ class ContinuesText(Task):
 
     def _start(self, prompt: str | None) -> list[int]:
         """`prompt_ids`, with what there is to say as Python warnings."""
+        if prompt is not None and not isinstance(prompt, str):
+            raise UserError(f"a prompt is a text, not {type(prompt).__name__}; generate_all takes a list of prompts")
         ids, notes = self.prompt_ids(prompt)
         for note in notes:
             warnings.warn(note, stacklevel=3)
@@ -176,6 +192,8 @@ class ContinuesText(Task):
 
     def _options(self, options: Mapping[str, Any]) -> GenerateOptions:
         refuse_unknown(options, [GenerateOptions])
+        if isinstance(options.get("stop"), str):
+            options = {**options, "stop": [options["stop"]]}
         given = build(GenerateOptions, options)
         return replace(given, stop=[self.as_read(stop) for stop in given.stop])
 

@@ -1,0 +1,181 @@
+"""Training on shards is training in memory, bit for bit; all that can be done with a run works with them too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sharded import folder_of, make, prose
+from tiny_cli import SETTINGS
+
+import tokenloom
+from tokenloom.data import streams
+from tokenloom.data.sharding import Wish, tokenise
+from tokenloom.data.shards import Tokenised
+from tokenloom.errors import UserError
+from tokenloom.tasks.text import tokenised as module
+from tokenloom.tasks.text.tokenised import baseline_kept
+from tokenloom.training.events import Baseline, Prepared, Stepped
+
+TINY = {**SETTINGS, "steps": 6, "batch": 4, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("text") / "docs", [900, 4000, 30, 2500, 700, 1800, 60, 1200])
+
+
+@pytest.fixture(scope="module")
+def tokens(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenised:
+    out = tmp_path_factory.mktemp("tokens") / "made"
+    return tokenise(folder, out, Wish(shard=2000), workers=1, extra=baseline_kept)
+
+
+@pytest.fixture(scope="module")
+def run(tokens: Tokenised, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    tokenloom.train(str(tokens.folder), out=out, **TINY)
+    return out
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "byte-bpe"])
+def test_training_on_shards_is_training_in_memory(
+    what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PIECE", 1000)
+    source, wish, more = folder, Wish(shard=2000), {}
+    if what == "file":
+        source = tmp_path / "one.txt"
+        source.write_text(prose(9000), "utf-8")
+    elif what == "byte-bpe":
+        wish, more = Wish("byte-bpe", 300, shard=2000), {"tokenizer": "byte-bpe", "vocab": 300}
+    made = tokenise(source, tmp_path / "tokens", wish, workers=2, extra=baseline_kept)
+    assert len(made.shards("training")) > 2
+    found = []
+    for data, settings in ((source, more), (made.folder, {})):
+        fitting = tokenloom.fit(str(data), out=tmp_path / f"run{len(found)}", **TINY, **settings)
+        events = list(fitting)
+        losses = [event.loss for event in events if isinstance(event, Stepped)]
+        baseline = next(event for event in events if isinstance(event, Baseline))
+        weights = (tmp_path / f"run{len(found)}" / "model.safetensors").read_bytes()
+        report = next(event for event in events if isinstance(event, Prepared)).report
+        found.append((losses, weights, baseline.value, baseline.note, fitting.task.evaluate(), report))
+    memory, sharded = found
+    assert memory[:5] == sharded[:5]
+    counts = ("training", "validation", "distinct_characters", "duplicates", "how", "notes")
+    assert {name: sharded[5][name] for name in counts} == {name: memory[5][name] for name in counts}
+    assert sharded[5]["extra"]["tokens"] == memory[5]["extra"]["tokens"]
+
+
+def test_a_run_on_shards_is_resumed_bit_for_bit(tokens: Tokenised, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    stepped = 0
+
+    def stop() -> bool:
+        return stepped >= 3
+
+    for event in tokenloom.fit(str(tokens.folder), out=out, stop=stop, **TINY):
+        stepped += isinstance(event, Stepped)
+    assert stepped == 3
+    tokenloom.train(out=out, resume=True)
+    assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_resuming_with_other_shards_is_refused(tokens: Tokenised, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    stepped = 0
+
+    def stop() -> bool:
+        return stepped >= 3
+
+    for event in tokenloom.fit(str(tokens.folder), out=out, stop=stop, **TINY):
+        stepped += isinstance(event, Stepped)
+    other = folder_of(tmp_path / "other", [900, 4000, 30, 2500, 700, 1800, 60, 1200], seed=50)
+    same_tokenizer = make(other, tmp_path / "same", tokenizer=str(tokens.folder / "tokenizer.json"))
+    with pytest.raises(UserError, match="are not those it was trained with"):
+        tokenloom.train(str(same_tokenizer.folder), out=out, resume=True)
+    bpe = make(folder, tmp_path / "bpe", tokenizer="byte-bpe", vocab=300)
+    with pytest.raises(UserError, match="tokenised with another tokeniser"):
+        tokenloom.train(str(bpe.folder), out=out, resume=True)
+
+
+def test_a_run_on_shards_is_measured(tokens: Tokenised, run: Path, folder: Path, tmp_path: Path) -> None:
+    task = tokenloom.load(run)
+    held = task.evaluate()
+    assert held["targets"] == tokens.total("validation", "tokens") - 1
+    everything = task.evaluate(str(tokens.folder))
+    assert everything["targets"] == len(tokens.all_ids()) - 1
+    one = task.evaluate(str(folder / "001.txt"))
+    assert one["targets"] == 4001
+    assert task.generate("the ", max_new_tokens=5)
+    other = make(folder, tmp_path / "bpe", tokenizer="byte-bpe", vocab=300)
+    with pytest.raises(UserError, match="another tokeniser"):
+        task.evaluate(str(other.folder))
+
+
+def test_validation_may_be_another_text(tokens: Tokenised, folder: Path) -> None:
+    events = list(tokenloom.fit(str(tokens.folder), validation=str(folder / "001.txt"), **TINY))
+    assert events[0].report["extra"]["validated"].startswith("on ")  # type: ignore[union-attr]
+    assert not any(isinstance(event, Baseline) for event in events)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"vocab": 300},
+        {"tokenizer": "words"},
+        {"borders": False},
+        {"holdout": 0.3},
+        {"column": "text"},
+        {"encoding": "latin-1"},
+        {"newlines": "keep"},
+    ],
+    ids=str,
+)
+def test_what_the_folder_has_decided_cannot_be_set(setting: dict[str, Any], tokens: Tokenised) -> None:
+    (name,) = setting
+    with pytest.raises(UserError, match=f"--{name} .*tokenised already") as refused:
+        tokenloom.train(str(tokens.folder), **TINY, **setting)
+    assert "\n" not in str(refused.value)
+    tokenloom.train(str(tokens.folder), **{**TINY, "steps": 1}, tokenizer="characters", borders=True)
+
+
+def test_line_ends_stay_what_they_were_tokenised_as(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one line\r\nanother\r\n" * 60)
+    made = make(path, tmp_path / "tokens", newlines="keep")
+    task = tokenloom.train(str(made.folder), out=tmp_path / "run", **TINY)
+    assert task.as_read("a\r\n") == "a\r\n"
+    assert tokenloom.load(tmp_path / "run").as_read("a\r\n") == "a\r\n"
+    assert tokenloom.load(tmp_path / "run").evaluate()["targets"] > 10
+
+
+def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(prose(6000), "utf-8")
+    made = tokenise(path, tmp_path / "w", Wish("words", 5, shard=2000), workers=1, extra=baseline_kept)
+    events = list(tokenloom.fit(str(made.folder), **TINY))
+    assert not any(isinstance(event, Baseline) for event in events)
+    assert "unknown words" in events[0].report["extra"]["to beat"]  # type: ignore[union-attr]
+
+
+def test_the_line_to_beat_is_counted_on_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CHARACTERS", 8000)
+    monkeypatch.setattr(module, "MOST_COUNTED", 6000)
+    monkeypatch.setattr(module, "MOST_ASKED", 1500)
+    source = folder_of(tmp_path / "docs", [3000] * 10)
+    made = tokenise(source, tmp_path / "t", Wish(shard=4000), workers=1, extra=baseline_kept)
+    kept = made.content["baseline"]
+    assert "counted on 6,0" in kept["note"] or "counted on 5,9" in kept["note"]
+    assert "asked for 1," in kept["note"]
+    monkeypatch.undo()
+    whole = module.baseline_of(made)
+    assert isinstance(whole, Baseline)
+    assert kept["value"] == pytest.approx(whole.value, rel=0.15)
+
+
+def test_an_unfinished_folder_is_not_taken_for_text(tokens: Tokenised, tmp_path: Path) -> None:
+    for path in tokens.folder.iterdir():
+        if path.name != "manifest.json":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match="not finished"):
+        tokenloom.train(str(tmp_path), **TINY)

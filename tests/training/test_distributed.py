@@ -1,0 +1,436 @@
+"""Two processes, in either mode, do what one does: the same losses, weights, evaluations and checkpoints."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from several import in_each
+from tiny_training import NextToken, after, batches_of, rows, run_in, tiny_gpt, tiny_settings
+from torch import Tensor, nn
+
+from tokenloom.errors import UserError
+from tokenloom.models.batch import Batch
+from tokenloom.training.batches import Batches, evaluation_keys
+from tokenloom.training.checkpoints import load_weights, model_tensors, whole_tensors
+from tokenloom.training.distributed import Several, WholeMatrixMuon, keep_layer_inputs_only, own_part, whole
+from tokenloom.training.events import Evaluated, Saved, Stepped
+from tokenloom.training.loop import NonFiniteLoss, Trainer, fit
+from tokenloom.training.settings import TrainingSettings
+
+# Rows of 1 to 8 targets: the two halves of a batch hardly ever have equally many. The last of the five batches of an
+# epoch has one row, so that the second process has none; so has it in the second batch of an evaluation.
+BATCH = 6
+TRAINING, VALIDATION = rows(25), rows(7, seed=9)
+MODES = ("data", "sharded")
+
+
+def settings_of(optimizer: str, steps: int, accumulate: int = 1, **more: Any) -> TrainingSettings:
+    given = {"batch": BATCH, "accumulate": accumulate, "evaluate_every": max(1, steps // 2), "clip": 0.5, **more}
+    return tiny_settings(optimizer, steps=steps, **given)
+
+
+def told(events: Any) -> dict[str, list[float]]:
+    """What a training says, as lists of numbers."""
+    events = list(events)
+    steps = [e for e in events if isinstance(e, Stepped)]
+    return {
+        "loss": [e.loss for e in steps],
+        "norm": [e.norm for e in steps],
+        "targets": [e.targets for e in steps],
+        "step": [e.step for e in steps],
+        "validation": [e.metrics["loss"] for e in events if isinstance(e, Evaluated)],
+        "hits": [e.metrics["hits"] for e in events if isinstance(e, Evaluated)],
+        "count": [e.metrics["count"] for e in events if isinstance(e, Evaluated)],
+    }
+
+
+def one_process(
+    settings: TrainingSettings, validation: Any = VALIDATION, training: Any = TRAINING, **more: Any
+) -> dict[str, list[float]]:
+    batches = batches_of(settings, training)
+    return told(fit(NextToken(), tiny_gpt(depth=2), settings, batches, validation, **more))
+
+
+def shared(
+    processes: Several,
+    mode: str,
+    settings: TrainingSettings,
+    validation: Any = VALIDATION,
+    training: Any = TRAINING,
+    **more: Any,
+) -> Any:
+    """The same in this process of several: its events, and the weights in the end."""
+    assert settings.batch is not None
+    share = (processes.rank, processes.world)
+    sizes = {"batch": settings.batch, "seed": settings.seed, "accumulate": settings.accumulate}
+    task, model = NextToken(), tiny_gpt(depth=2)
+    batches = Batches(training, task.collate, **sizes, share=share)
+    said = told(fit(task, model, settings, batches, validation, processes=processes.mode(mode), **more))
+    return said, {name: tensor.numpy() for name, tensor in whole_tensors(model).items()}
+
+
+def _run(folder: Path) -> Any:
+    folder.mkdir(exist_ok=True)
+    return run_in(folder)
+
+
+def furthest(a: list[float], b: list[float]) -> float:
+    assert len(a) == len(b) > 0
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+# One process = two = two with a part each = accumulated.
+
+
+# Muon in bfloat16 turns differences in the last bit into visible ones, which grow from step to step, also between one
+# process and itself with accumulation; more so where a loss is the mean of few targets. So there are more of them here.
+# (In the short run the fifth batch has but one.)
+MANY = {10: rows(4 * 32 + 1, longest=16), 50: rows(18 * 32 + 16, longest=16)}
+
+
+def _many(optimizer: str, steps: int, accumulate: int = 1) -> dict[str, Any]:
+    return {"settings": settings_of(optimizer, steps, accumulate, batch=32), "training": MANY[steps]}
+
+
+def _equal_in_each(processes: Several, steps: int) -> dict[str, Any]:
+    return {
+        f"{optimizer}, {mode}, {pieces} pieces": shared(processes, mode, **_many(optimizer, steps, pieces))
+        for optimizer in ("adamw", "muon")
+        for mode in MODES
+        for pieces in (1, 3)
+    }
+
+
+def _check_equal(steps: int) -> None:
+    straight = {name: [one_process(**_many(name, steps, pieces)) for pieces in (1, 3)] for name in ("adamw", "muon")}
+    for name, (whole_batch, pieces) in straight.items():
+        print(
+            f"{name}, one process, 1 and 3 pieces: losses differ by {furthest(whole_batch['loss'], pieces['loss']):.1e}"
+        )
+    first, second = in_each(_equal_in_each, steps)
+    for name, (said, weights) in first.items():
+        assert second[name][0] == said, "all processes see the same events"
+        assert all(np.array_equal(second[name][1][key], weights[key]) for key in weights)
+        optimizer = name.split(",")[0]
+        bound = {"adamw": 1e-5, "muon": 1e-3}[optimizer]
+        for other in straight[optimizer]:
+            print(f"{name}: losses differ by {furthest(said['loss'], other['loss']):.1e}")
+            for what in ("loss", "validation"):
+                assert furthest(said[what], other[what]) <= bound, f"{name}: {what}"
+            assert furthest(said["norm"], other["norm"]) <= 100 * bound, f"{name}: norms"
+            assert said["targets"] == other["targets"]
+            assert said["count"] == other["count"]
+
+
+def test_one_process_is_two_is_sharded_is_accumulated() -> None:
+    _check_equal(10)
+
+
+@pytest.mark.slow
+def test_one_process_is_two_is_sharded_is_accumulated_for_50_steps() -> None:
+    _check_equal(50)
+
+
+def test_the_parts_of_a_batch_do_differ_in_targets() -> None:
+    """Else a mean of means would pass for the mean."""
+    parts = [Batches(MANY[10], NextToken().collate, batch=32, seed=4, share=(r, 2)) for r in (0, 1)]
+    counts = [[part(step)[0].counts()["loss"] for part in parts] for step in range(10)]
+    assert sum(a != b for a, b in counts) >= 8
+    assert [a for a, b in counts if b == 0], "and in one step the second has none"
+
+
+# Who reads what.
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 6])
+@pytest.mark.parametrize("accumulate", [1, 2, 5])
+def test_each_sample_of_a_step_is_read_once_by_one_process(world: int, accumulate: int) -> None:
+    taken: list[tuple[int, int]] = []
+
+    class Watched(type(TRAINING)):  # type: ignore[misc]
+        def take(self, keys: Any) -> Any:
+            taken.extend((-1, int(key)) for key in keys)
+            return super().take(keys)
+
+    samples = Watched(TRAINING.items)
+    processes = [
+        Batches(samples, NextToken().collate, batch=BATCH, seed=1, accumulate=accumulate, share=(r, world))
+        for r in range(world)
+    ]
+    assert len({one.fingerprint() for one in processes}) == 1
+    for step in range(12):
+        taken.clear()
+        lengths, keys = [], processes[0].keys(step).tolist()
+        for rank, one in enumerate(processes):
+            before = len(taken)
+            lengths.append(len(one(step)))
+            taken[before:] = [(rank, key) for _, key in taken[before:]]
+        assert len(set(lengths)) == 1, "all take part in every micro-batch"
+        if len(keys) >= world:
+            assert [key for _, key in taken] == keys
+        else:
+            # What has nothing to do reads a sample of its own slice of another step, and counts nothing of it.
+            assert [key for rank, key in taken if rank < len(keys)] == keys
+            idle = [(rank, key) for rank, key in taken if rank >= len(keys)]
+            assert all(key in np.array_split(processes[0].keys(0), world)[rank] for rank, key in idle)
+            assert all(processes[rank](step)[0].counts() == {"loss": 0} for rank, _ in idle)
+
+
+@pytest.mark.parametrize(("count", "batch", "world"), [(7, 3, 2), (1, 5, 2), (12, 4, 3), (5, 1, 4)])
+def test_an_evaluation_is_shared_out_in_order(count: int, batch: int, world: int) -> None:
+    samples = rows(count)
+    parts = [list(evaluation_keys(samples, batch, (rank, world))) for rank in range(world)]
+    assert len({len(part) for part in parts}) == 1
+    assert all(len(keys) <= batch for part in parts for keys in part)
+    assert np.concatenate([keys for part in parts for keys in part]).tolist() == list(range(count))
+
+
+def test_fewer_samples_than_processes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 a step .* for 3 process"):
+        Batches(TRAINING, NextToken().collate, batch=2, seed=1, share=(0, 3))
+
+
+# Evaluation, refusals, breakdowns: several checks in one start of two processes.
+
+
+class Spoilt(NextToken):
+    """Not a number from the third batch on, and only in one process."""
+
+    def __init__(self, processes: Several) -> None:
+        super().__init__()
+        self.processes, self.seen = processes, 0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        terms = super().loss(model, batch)
+        self.seen += 1
+        if self.seen > 2 and self.processes.rank == 1:
+            terms["loss"].sums = terms["loss"].sums * float("nan")
+        return terms
+
+
+def _refusing(processes: Several) -> None:
+    raise UserError(f"process {processes.rank} cannot read it")
+
+
+def _many_things(processes: Several, folder: Path) -> dict[str, Any]:
+    rank = processes.rank
+    found: dict[str, Any] = {}
+    found["each"] = processes.each(lambda: {"rank": rank, "long": "é" * 600 * rank, "pi": 0.1 + rank, "none": None})
+    found["lead"] = processes.lead(lambda: f"{rank} says so")
+    found["rows"] = processes.rows(torch.arange(2.0 + rank, dtype=torch.float64)).tolist()
+    order: list[float] = []
+    processes.in_turn(lambda: order.append(rank) or (folder / "made").exists() or (folder / "made").touch())
+    found["turn"] = processes.each(lambda: order)
+    for who in (0, 1):
+        try:
+            processes.together(lambda who=who: _refusing(processes) if rank == who else None)
+        except UserError as error:
+            found[f"refused {who}"] = (str(error), error.told)
+    # Gradients: one parameter that only one process uses, and one that none does.
+    names = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    names[0].grad = torch.full((2,), 1.0 + rank)
+    if rank:
+        names[1].grad = torch.tensor([5.0, 6.0])
+    processes.mode("data").add_up(names)
+    found["sums"] = [None if p.grad is None else p.grad.tolist() for p in names]
+    # The weights of the first process are those of all.
+    model = tiny_gpt(seed=rank)
+    processes.wrap(model, False)
+    found["spread"] = float(model.readout.weight.detach().abs().sum())
+    # Muon on parts orthogonalises the whole matrix, as torch's own does on one process.
+    found["muon"] = max(_muon(processes, shape) for shape in ((12, 8), (7, 16), (1, 5)))
+    # One validation sample for two processes; and one that asks to stop.
+    settings = settings_of("adamw", 6, evaluate_every=2)
+    for mode in MODES:
+        found[f"one {mode}"] = shared(processes, mode, settings, rows(1))[0]["validation"]
+        stop = after(3) if rank else (lambda: False)
+        run = _run(folder / f"stopped {mode}")
+        events = list(_events(processes, mode, NextToken(), settings, run=run, stop=stop))
+        found[f"stopped {mode}"] = (events[-1].step, events[-1].reason, sum(isinstance(e, Saved) for e in events))
+        try:
+            list(_events(processes, mode, Spoilt(processes), settings_of("adamw", 6), run=_run(folder / "spoilt")))
+        except NonFiniteLoss as error:
+            found[f"spoilt {mode}"] = str(error)
+        try:
+            list(_events(processes, mode, NextToken(), settings, validation=rows(5, seed=rank)))
+        except UserError as error:
+            found[f"other data {mode}"] = (str(error), error.told)
+    return found
+
+
+def _events(processes: Several, mode: str, task: Any, settings: TrainingSettings, **more: Any) -> Any:
+    validation = more.pop("validation", VALIDATION)
+    share = (processes.rank, processes.world)
+    batches = Batches(TRAINING, task.collate, batch=BATCH, seed=settings.seed, share=share)
+    return fit(task, tiny_gpt(depth=2), settings, batches, validation, processes=processes.mode(mode), **more)
+
+
+def _muon(processes: Several, shape: tuple[int, int]) -> float:
+    """How far WholeMatrixMuon's weights are from those of torch's Muon on the same gradients, after three steps."""
+    chance = torch.Generator().manual_seed(5)
+    start = torch.randn(shape, generator=chance)
+    model = nn.Sequential(nn.Linear(shape[1], shape[0], bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(start)
+    processes.mode("sharded").wrap(model, False)
+    alone = nn.Parameter(start.clone())
+    parts = WholeMatrixMuon(model.parameters(), lr=0.05, weight_decay=0.1)
+    straight = torch.optim.Muon([alone], lr=0.05, weight_decay=0.1)
+    from tokenloom.training.distributed import like
+
+    for _ in range(3):
+        gradient = torch.randn(shape, generator=chance)
+        (p,) = model.parameters()
+        p.grad, alone.grad = like(gradient, p), gradient.clone()
+        parts.step()
+        straight.step()
+    assert own_part(p).numel() <= max(1, -(-shape[0] // 2)) * shape[1], "each process has a part"
+    return float((whole(p.detach()) - alone).abs().max())
+
+
+def test_what_processes_tell_each_other(tmp_path: Path) -> None:
+    first, second = in_each(_many_things, tmp_path)
+    expected = [{"rank": r, "long": "é" * 600 * r, "pi": 0.1 + r, "none": None} for r in (0, 1)]
+    assert first["each"] == second["each"] == expected
+    assert first["lead"] == second["lead"] == "0 says so"
+    assert first["rows"] == second["rows"] == [0.0, 1.0, 0.0, 1.0, 2.0]
+    assert first["turn"] == [[0], [1]]
+    for who in (0, 1):
+        message = f"process {who} cannot read it"
+        assert first[f"refused {who}"] == (message, False), "the first tells it"
+        assert second[f"refused {who}"] == (message, True), "and the others are silent"
+    assert first["sums"] == second["sums"] == [[3.0, 3.0], [5.0, 6.0], None]
+    assert first["spread"] == second["spread"]
+    assert first["muon"] == second["muon"] <= 1e-6
+    alone = one_process(settings_of("adamw", 6, evaluate_every=2), rows(1))["validation"]
+    for mode in MODES:
+        assert furthest(first[f"one {mode}"], alone) < 1e-5
+        assert first[f"one {mode}"] == second[f"one {mode}"]
+        assert first[f"stopped {mode}"] == second[f"stopped {mode}"] == (3, "interrupt", 2)
+        assert first[f"spoilt {mode}"] == second[f"spoilt {mode}"]
+        assert first[f"spoilt {mode}"].startswith("step 3: the loss is nan")
+        message, silent = first[f"other data {mode}"]
+        assert message.startswith("process 1 has read other data than process 0")
+        assert (silent, second[f"other data {mode}"][1]) == (False, True)
+
+
+# Checkpoints move between one process and two, and between the modes.
+
+HALF, END = 3, 6
+ROADS = ("one", *MODES)
+
+
+def _save_half(processes: Several, folder: Path, optimizer: str) -> None:
+    for mode in MODES:
+        shared(processes, mode, _halves(optimizer), run=_run(folder / mode), stop=after(HALF))
+
+
+def _go_on(processes: Several, folder: Path, optimizer: str) -> dict[str, Any]:
+    return {
+        f"{before} → {mode}": shared(
+            processes, mode, _halves(optimizer), run=run_in(folder / f"{before} → {mode}"), resume=True
+        )
+        for before in ROADS
+        for mode in MODES
+    }
+
+
+def _halves(optimizer: str) -> TrainingSettings:
+    return settings_of(optimizer, END, evaluate_every=HALF)
+
+
+@pytest.mark.parametrize("optimizer", ["muon"])
+def test_a_checkpoint_of_any_form_is_read_in_any_mode(optimizer: str, tmp_path: Path) -> None:
+    straight = one_process(_halves(optimizer))
+    one_process(_halves(optimizer), run=_run(tmp_path / "one"), stop=after(HALF))
+    in_each(_save_half, tmp_path, optimizer)
+    newest = {road: sorted((tmp_path / road / "checkpoints").iterdir())[-1] for road in ROADS}
+    names = {road: sorted(path.name for path in folder.iterdir()) for road, folder in newest.items()}
+    assert names["one"] == names["data"] == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert [name.startswith("shard-") for name in names["sharded"]] == [True, True, False]
+    for before in ROADS:
+        for mode in ROADS:
+            shutil.copytree(tmp_path / before, tmp_path / f"{before} → {mode}")
+    first, _ = in_each(_go_on, tmp_path, optimizer)
+    results = {road: said for road, (said, _) in first.items()}
+    for before in ROADS:
+        results[f"{before} → one"] = one_process(
+            _halves(optimizer), run=run_in(tmp_path / f"{before} → one"), resume=True
+        )
+    for road, said in results.items():
+        assert said["step"] == list(range(HALF + 1, END + 1)), road
+        bound = 1e-3 if optimizer == "muon" else 1e-5
+        assert furthest(said["loss"], straight["loss"][HALF:]) < bound, road
+        assert furthest(said["validation"], straight["validation"][1:]) < bound, road
+        # The weights of the run are whole in every mode.
+        model = tiny_gpt(depth=2)
+        load_weights(model, tmp_path / road / "model.safetensors")
+        if road in first:
+            best = int(np.argmin(said["validation"]))
+            if best == len(said["validation"]) - 1:
+                for name, tensor in model_tensors(model).items():
+                    assert np.array_equal(tensor.numpy(), first[road][1][name])
+
+
+def test_the_best_weights_are_put_back_from_a_checkpoint_in_parts(tmp_path: Path) -> None:
+    in_each(_save_half, tmp_path, "adamw")
+    run = run_in(tmp_path / "sharded")
+    expected = run.weights.read_bytes()
+    run.weights.unlink()
+    run.checkpoints.put_weights(HALF, run.weights)
+    assert run.weights.read_bytes() == expected
+    shard = next(iter(sorted(run.checkpoints.path(HALF).glob("shard-*"))))
+    shard.write_bytes(shard.read_bytes()[:-200])
+    with pytest.raises(UserError, match=r"shard-00001-.*cut or altered"):
+        run.checkpoints.read(HALF)
+    with pytest.raises(UserError, match=r"shard-00001-.*cut or altered"):
+        run.checkpoints.newest_whole()
+
+
+# Activation checkpointing.
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_activation_checkpointing_changes_no_value_and_no_gradient(dropout: float) -> None:
+    results = []
+    for checkpointing in (False, True):
+        machine = replace(tiny_settings().machine, checkpointing=checkpointing)
+        settings = replace(tiny_settings("muon", steps=5, accumulate=2), machine=machine)
+        model = tiny_gpt(depth=3, dropout=dropout)
+        trainer = Trainer(NextToken(), model, settings, batches_of(settings))
+        said = [trainer.step(step, 5) for step in range(5)]
+        results.append((said, model_tensors(model)))
+    (said, weights), (said_too, weights_too) = results
+    assert said == said_too
+    assert all(torch.equal(weights[name], weights_too[name]) for name in weights)
+
+
+def test_activation_checkpointing_keeps_layer_inputs_only() -> None:
+    import copy
+
+    settings = tiny_settings()
+    batch = batches_of(settings)(0)[0]
+
+    def kept(model: nn.Module) -> int:
+        seen: dict[int, Tensor] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            seen[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            NextToken().loss(model, batch)["loss"].sums.sum()
+        return len(seen)
+
+    few = {}
+    for depth in (2, 6):
+        model = tiny_gpt(depth=depth)
+        keep_layer_inputs_only(model)
+        keep_layer_inputs_only(model)
+        few[depth] = kept(copy.deepcopy(model))
+    assert few[6] - few[2] <= 4, "a layer keeps its input"
+    assert kept(tiny_gpt(depth=6)) - kept(tiny_gpt(depth=2)) > 40

@@ -246,7 +246,8 @@ def make_plan(
     if settings.evaluate_every is None:
         settings = replace(settings, evaluate_every=-(-steps // evaluations(steps, evaluation)))
     if settings.save_every is None and folder is not None:
-        every = save_interval(seconds, seconds_per_save(model, settings, folder))
+        disk = folder
+        every = save_interval(seconds, processes.lead(lambda: seconds_per_save(model, settings, disk)))
         settings = replace(settings, save_every=min(every, settings.evaluate_every or every))
     if settings.schedule.warmup is None:
         settings = replace(settings, schedule=replace(settings.schedule, warmup=min(100, -(-steps // 20))))

@@ -76,7 +76,9 @@ def test_a_value_out_of_range_is_refused_by_its_flag(name: str, value: Any) -> N
     ],
 )
 def test_the_ends_of_the_ranges_are_allowed(name: str, value: Any) -> None:
-    settings_with(name, value)
+    made = settings_with(name, value)
+    values = {**vars(made), **vars(made.optimizer), **vars(made.schedule), **vars(made.machine)}
+    assert values[name] == value, "it is allowed, and it is what was given"
 
 
 def test_every_limit_is_that_of_a_setting_and_every_number_has_one() -> None:

@@ -1,4 +1,6 @@
 import hashlib
+import io
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -9,11 +11,13 @@ import pytest
 
 from tokenloom.data import fetch as fetching
 from tokenloom.data.fetch import (
+    DebianPackage,
     FetchError,
     PipArchive,
     Url,
     cache_folder,
     cached,
+    debian_members,
     fetch,
     file_sha256,
     members,
@@ -190,3 +194,41 @@ def test_hashes_and_broken_archives(tmp_path: Path) -> None:
     assert file_sha256(path) == hashlib.sha256(CONTENT).hexdigest()
     with pytest.raises(UserError, match=r"x\.whl cannot be read as an archive"):
         list(members(path, "*"))
+
+
+def a_package(folder: Path, files: dict[str, bytes]) -> Path:
+    """A Debian package, written by hand."""
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w:xz") as tar:
+        for name, raw in files.items():
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.size = len(raw)
+            tar.addfile(entry, io.BytesIO(raw))
+    path = folder / "x.deb"
+    parts = [b"!<arch>\n"]
+    for name, raw in (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), ("data.tar.xz", inner.getvalue())):
+        parts.append(
+            f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(raw):<10}`\n".encode() + raw + b"\n" * (len(raw) % 2)
+        )
+    path.write_bytes(b"".join(parts))
+    return path
+
+
+def test_the_files_of_a_debian_package_are_read_without_installing_it(tmp_path: Path) -> None:
+    package = a_package(tmp_path, {"usr/share/b/two.txt": b"2", "usr/share/b/one.txt": b"1", "usr/share/c": b"3"})
+    assert list(debian_members(package, "usr/share/b/*.txt")) == [
+        ("usr/share/b/one.txt", b"1"),
+        ("usr/share/b/two.txt", b"2"),
+    ]
+    whole = package.read_bytes()
+    for damaged in (whole[:-200], b"junk" + whole, whole[:100], b""):
+        package.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"x\.deb cannot be read as a Debian package"):
+            list(debian_members(package, "*"))
+
+
+def test_a_debian_package_that_cannot_be_had_is_an_error_that_names_it(tmp_path: Path) -> None:
+    source = DebianPackage("no-such-package-at-all", "1:2.0-3", sha256="0" * 64, size=1)
+    assert source.file == "no-such-package-at-all_1%3a2.0-3.deb"
+    with pytest.raises(FetchError, match=r"no-such-package-at-all=1:2\.0-3"):
+        source.fetch(tmp_path / "x", lambda _: None)

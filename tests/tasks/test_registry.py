@@ -51,6 +51,19 @@ def test_a_text_is_guessed_and_the_guess_is_explained(tmp_path: Path) -> None:
     assert why
 
 
+def test_a_fallback_is_asked_last_and_two_claims_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = find_task("text-generation")
+    claim = classmethod(lambda cls, data: cls.__name__)
+    other, third = (type(name, (first,), {"accepts": claim, "fallback": False}) for name in ("Other", "Third"))
+    tasks = {"a-fallback": first, "other": other}
+    monkeypatch.setattr("tokenloom.tasks.frame.registry.task_names", lambda: list(tasks))
+    monkeypatch.setattr("tokenloom.tasks.frame.registry.find_task", tasks.__getitem__)
+    assert guess_task("data") == ("other", "Other")
+    tasks["third"] = third
+    with pytest.raises(UserError, match="may be for other or third; say which with --task"):
+        guess_task("data")
+
+
 def test_data_that_no_task_accepts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in task_names():
         monkeypatch.setattr(find_task(name), "accepts", classmethod(lambda cls, data: None))

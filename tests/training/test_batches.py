@@ -9,7 +9,16 @@ from tiny_training import rows
 
 from tokenloom.data.samples import Keys, ListSamples, TextWindows
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.training.batches import Batches, Moment, count_targets, evaluation_batches, step_seed
+from tokenloom.training.batches import (
+    POOL,
+    Batches,
+    Moment,
+    bucketed,
+    count_targets,
+    evaluation_batches,
+    evaluation_keys,
+    step_seed,
+)
 
 
 def noisy(samples: Any, moment: Moment) -> Batch:
@@ -121,6 +130,40 @@ def test_targets_are_counted_over_the_whole_step_by_term() -> None:
     micro = [batch(a=[1, IGNORE], b=[IGNORE, IGNORE]), batch(a=[2, 3], b=[IGNORE, IGNORE]), batch(a=[IGNORE])]
     assert count_targets(micro) == {"a": 3, "b": 0}
     assert count_targets([]) == {}
+
+
+class Lengthy(ListSamples):
+    """Samples that say how long they are."""
+
+    def lengths(self, keys: Keys) -> Any:
+        return np.array([len(self.items[int(key)]) for key in keys])
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7, 6 * POOL, 6 * POOL + 1, 6 * POOL * 2 + 9])
+def test_batches_of_about_one_length_hold_every_sample_once(count: int) -> None:
+    random = np.random.default_rng(count)
+    keys, lengths = random.permutation(count) * 3, random.integers(1, 1000, count)
+    order = bucketed(keys, lengths, 6, np.random.default_rng(0))
+    assert sorted(order) == sorted(keys)
+    length = dict(zip(keys.tolist(), lengths.tolist(), strict=True))
+    full = order[: count // 6 * 6].reshape(-1, 6)
+    spread = [np.ptp([length[int(key)] for key in batch]) for batch in full]
+    if count >= 6 * POOL:
+        # Sorted in pools of POOL batches, a batch spans about a POOL-th of all lengths.
+        assert np.mean(spread) < 3 * 1000 / POOL
+
+
+def test_samples_with_lengths_are_bucketed_purely_and_evaluated_from_short_to_long() -> None:
+    samples = Lengthy(["x" * n for n in np.random.default_rng(2).integers(1, 90, 50)])
+    batches = Batches(samples, noisy, batch=6, seed=1)
+    again = Batches(samples, noisy, batch=6, seed=1)
+    assert [keys_of(batches, step) for step in range(20)] == [keys_of(again, step) for step in range(19, -1, -1)][::-1]
+    epochs = [[k for step in range(9 * e, 9 * e + 9) for part in keys_of(batches, step) for k in part] for e in (0, 1)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(50))
+    assert epochs[0] != epochs[1]
+    seen = [int(key) for part in evaluation_keys(samples, 7) for key in part]
+    assert sorted(seen) == list(range(50))
+    assert [len(samples.items[key]) for key in seen] == sorted(len(item) for item in samples.items)
 
 
 def test_rows_of_the_tiny_training_are_of_unequal_length() -> None:

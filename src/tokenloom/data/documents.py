@@ -19,24 +19,34 @@ class Document:
     text: str
 
 
-@dataclass(frozen=True)
-class TextData:
-    """Text as it was read.
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """What all data have, of whatever kind, once they are read.
 
-    documents: in reading order, none of them empty.
-    documented: True where the borders between documents mean something (a folder, a table, plays).
     skipped: (path, reason) of files that were left out.
     notes: lines for the report: guesses that were made, rows that were left out.
     holdout: what the data set itself keeps for validation, where it says so.
+
+    Data that hold texts beside other things have a method `as_text()`, which gives these as `TextData`.
     """
 
-    documents: list[Document]
-    documented: bool = False
     name: str = "text"
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     licence: str | None = None
     holdout: Holdout = None
+
+
+@dataclass(frozen=True)
+class TextData(DataSet):
+    """Text as it was read.
+
+    documents: in reading order, none of them empty.
+    documented: True where the borders between documents mean something (a folder, a table, plays).
+    """
+
+    documents: list[Document]
+    documented: bool = False
 
     @property
     def characters(self) -> int:

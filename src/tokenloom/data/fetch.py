@@ -7,10 +7,13 @@ installed, imported or unpacked onto the disk.
 import hashlib
 import http.client
 import importlib.metadata
+import io
+import lzma
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import urllib.error
 import urllib.request
@@ -131,6 +134,44 @@ class PipArchive:
             advance(target.stat().st_size)
 
 
+@dataclass(frozen=True)
+class DebianPackage:
+    """A Debian package, taken with apt-get from wherever this machine takes them, and read without being installed."""
+
+    name: str
+    version: str
+    sha256: str
+    size: int
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}_{self.version.replace(':', '%3a')}.deb"
+
+    @property
+    def origin(self) -> str:
+        return f"apt-get download {self.name}={self.version}"
+
+    def fetch(self, target: Path, advance: Advance) -> None:
+        with tempfile.TemporaryDirectory(prefix="tokenloom-") as folder:
+            try:
+                done = subprocess.run(
+                    ["apt-get", "download", "--quiet", f"{self.name}={self.version}"],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_PIP_SECONDS,
+                    cwd=folder,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise FetchError(f"{self.origin} ({error})") from None
+            packages = sorted(Path(folder).glob("*.deb"))
+            if done.returncode or not packages:
+                raise FetchError(f"{self.origin} ({_last_error(done.stderr) or f'exit code {done.returncode}'})")
+            shutil.copyfile(packages[0], target)
+            advance(target.stat().st_size)
+
+
 def _pip() -> list[str]:
     # Asked of the metadata: looking the module itself up makes setuptools switch off its distutils for this process,
     # which torch.compile needs afterwards.
@@ -229,3 +270,31 @@ def members(archive: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
                     yield name, opened.read(name)
     except (zipfile.BadZipFile, OSError) as error:
         raise UserError(f"{archive} cannot be read as an archive: {error}") from None
+
+
+def debian_members(package: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    """(name, bytes) of the files in a Debian package whose path matches a pattern such as `usr/share/x/*`, by name."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_debian_data(package.read_bytes()))) as opened:
+            found = {member.name.removeprefix("./"): member for member in opened.getmembers() if member.isfile()}
+            for name in sorted(found):
+                if PurePosixPath(name).match(pattern):
+                    file = opened.extractfile(found[name])
+                    assert file is not None
+                    yield name, file.read()
+    except (tarfile.TarError, OSError, ValueError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"{package} cannot be read as a Debian package: {error}") from None
+
+
+def _debian_data(raw: bytes) -> bytes:
+    """The compressed tar of files in a package: an `ar` archive, whose entries have a head of 60 bytes each."""
+    if not raw.startswith(b"!<arch>\n"):
+        raise ValueError("it is no ar archive")
+    at = 8
+    while at + 60 <= len(raw):
+        name, size = raw[at : at + 16].decode("ascii", "replace").strip(" /"), int(raw[at + 48 : at + 58])
+        at += 60
+        if name.startswith("data.tar"):
+            return raw[at : at + size]
+        at += size + size % 2
+    raise ValueError("it has no data.tar")

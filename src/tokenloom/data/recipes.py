@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tokenloom.data.documents import Holdout, TextData
+from tokenloom.data.documents import DataSet, Holdout, TextData
 from tokenloom.data.fetch import FetchError, Source, cached, fetch, file_sha256, store
 from tokenloom.data.names import did_you_mean
 from tokenloom.errors import UserError
@@ -27,16 +27,18 @@ class Recipe:
     """How a built-in data set is had and read.
 
     what: what it is, in one line. ways: the ways to get it, tried in order; a way is all the files that the loader
-    needs. A data set that comes with Python has no ways. loader: from the paths of a way's files to the data.
+    needs. A data set that comes with Python has no ways. loader: from the paths of a way's files to the data, which
+    are of the class `holds`.
     holdout: the part kept for validation: documents by id, `tail`, or None for whole documents chosen by the seed.
     """
 
     name: str
     what: str
     licence: str
-    loader: Callable[[Sequence[Path]], TextData]
+    loader: Callable[[Sequence[Path]], DataSet]
     ways: tuple[tuple[Source, ...], ...] = ()
     holdout: Holdout = None
+    holds: type[DataSet] = TextData
 
     @property
     def offline(self) -> bool:
@@ -203,7 +205,21 @@ def check(name: str | None = None) -> list[Checked]:
 
 
 def load(name: str, progress: bool = True) -> TextData:
-    """A built-in data set, fetched on first use. Raises UserError as `find` and `get` do."""
+    """A built-in data set as text, fetched on first use; of one that holds other things, the text in them.
+
+    Raises UserError as `find` and `get` do, and for a data set without text.
+    """
+    data = load_data(name, progress)
+    as_text = getattr(data, "as_text", None)
+    if as_text is not None:
+        data = as_text()
+    if not isinstance(data, TextData):
+        raise UserError(f"{name} holds no text to be read as such ({find(name).what})")
+    return data
+
+
+def load_data(name: str, progress: bool = True) -> DataSet:
+    """A built-in data set, as the class that its recipe names. Raises UserError as `find` and `get` do."""
     recipe = find(name)
     notes: list[str] = []
     data = recipe.loader(_files(recipe, progress, notes.append))

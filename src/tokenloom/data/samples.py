@@ -35,7 +35,10 @@ class Run(Protocol):
 
 
 class Samples(Protocol):
-    """Anything that can be trained on or evaluated."""
+    """Anything that can be trained on or evaluated.
+
+    Samples whose lengths differ may also have `lengths(keys)`, an array of int64: see `Batches`.
+    """
 
     def __len__(self) -> int:
         """How many samples one epoch visits."""

@@ -172,7 +172,8 @@ def _folder(root: Path, how: How) -> TextData:
         entries = counted(len(skipped), "entry", "entries")
         raise UserError(f"{shown_path(str(root))} holds no text that can be read: {entries} skipped: {reasons}")
     told = [f"{some(files, 3)}: {remark}" for remark, files in notes.items()]
-    return TextData(documents, True, printable_path(root.resolve().name or str(root)), skipped=skipped, notes=told)
+    name = printable_path(root.resolve().name or str(root))
+    return TextData(documents, True, name=name, skipped=skipped, notes=told)
 
 
 def walk(root: Path) -> Iterator[tuple[str, str | None]]:

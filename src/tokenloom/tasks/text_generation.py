@@ -85,6 +85,7 @@ class TextGeneration(ContinuesText):
     """Predict the next token of a text."""
 
     name = "text-generation"
+    fallback = True
     summary = "train a GPT on any text; generate, evaluate and score with it"
     Settings = TextGenerationSettings
     models: ClassVar[Mapping[str, str]] = {

@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tokenloom.data.samples import Keys, Samples, fingerprint_of, generator_for
 from tokenloom.models.batch import IGNORE, Batch
+
+# So many batches are sorted by length together.
+POOL = 32
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ BatchSource = Callable[[int], list[Batch]]
 class Batches:
     """Training batches by step. Call it with a step for that step's micro-batches.
 
-    An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly.
+    An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly. Samples that
+    have `lengths` are put together with others of about their length, so that little is padded.
 
     batch: samples a step. accumulate: micro-batches a step; a batch of fewer samples gives one for each. share: (rank,
     world) of this process; it gets its slice of every batch, and reads no other samples. All processes get as many
@@ -71,7 +76,15 @@ class Batches:
         self.samples, self.collate, self.share = samples, collate, share
         self.batch, self.seed, self.accumulate = batch, seed, accumulate
         self.steps_per_epoch = -(-len(samples) // batch)
-        self._order = lru_cache(maxsize=2)(lambda epoch: samples.epoch(seed, epoch))
+        self._order = lru_cache(maxsize=2)(self._plan)
+
+    def _plan(self, epoch: int) -> Keys:
+        """The keys of an epoch in the order in which steps take them."""
+        keys = self.samples.epoch(self.seed, epoch)
+        lengths = lengths_of(self.samples, keys)
+        return (
+            keys if lengths is None else bucketed(keys, lengths, self.batch, generator_for(self.seed, epoch, 0x50_F7))
+        )
 
     def keys(self, step: int) -> Keys:
         """Which samples the step learns from, in order, in all processes together."""
@@ -104,6 +117,28 @@ class Batches:
         return fingerprint_of((self.samples.fingerprint(), self._order(0), self.batch, self.seed))
 
 
+def lengths_of(samples: Samples, keys: Keys) -> NDArray[np.int64] | None:
+    """How long the samples with these keys are, where they say so by a method `lengths(keys)`; else None."""
+    lengths = getattr(samples, "lengths", None)
+    return None if lengths is None else np.asarray(lengths(keys), dtype=np.int64)
+
+
+def bucketed(keys: Keys, lengths: NDArray[np.int64], batch: int, random: np.random.Generator) -> Keys:
+    """The same keys, so that each batch holds samples of about one length, in random order of batches.
+
+    Pools of `POOL` batches are sorted by length and cut; a last batch that is not full stays the last.
+    """
+    pools = range(0, len(keys), POOL * batch)
+    order = np.concatenate([s + np.argsort(lengths[s : s + POOL * batch], kind="stable") for s in pools])
+    full = len(keys) // batch
+    # The batch that is not full takes from the whole pool, and not its longest alone.
+    left = np.sort(random.permutation(order[(pools[-1]) :])[: len(keys) - full * batch])
+    rest = order[~np.isin(order, left)]
+    batches = rest.reshape(full, batch)[random.permutation(full)]
+    chosen: Keys = keys[np.concatenate([batches.reshape(-1), left])]
+    return chosen
+
+
 def count_targets(micro: Iterable[Batch]) -> dict[str, int]:
     """How many targets count in a whole step, for each loss term."""
     return add_counts(batch.counts() for batch in micro)
@@ -119,12 +154,15 @@ def add_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def evaluation_keys(samples: Samples, batch: int, share: tuple[int, int] = (0, 1)) -> Iterator[Keys]:
-    """Everything once, in order, in batches whose size makes no difference to the result.
+    """Everything once, in batches whose size makes no difference to the result: in order, or from short to long where
+    samples have `lengths`.
 
     share: (rank, world) of this process, which gets one slice of it all. Each process gets as many batches, of which
     the last may be empty.
     """
-    slices = np.array_split(samples.all(), share[1])
+    keys = samples.all()
+    lengths = lengths_of(samples, keys)
+    slices = np.array_split(keys if lengths is None else keys[np.argsort(lengths, kind="stable")], share[1])
     for start in range(0, len(slices[0]), batch):
         yield slices[share[0]][start : start + batch]
 

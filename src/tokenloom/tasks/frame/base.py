@@ -66,6 +66,7 @@ class Task(ABC):
     models: ClassVar[Mapping[str, str]] = {}
     uses: ClassVar[Mapping[str, type]] = {}
     needs_data: ClassVar[bool] = True
+    fallback: ClassVar[bool] = False
 
     def __init__(self, settings: Any = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings
@@ -119,7 +120,10 @@ class Task(ABC):
 
     @classmethod
     def accepts(cls, data: str) -> str | None:
-        """Why these data look like this task's, in a few words, or None: how a task is guessed."""
+        """Why these data look like this task's, in a few words, or None: how a task is guessed.
+
+        A task that accepts nearly anything sets `fallback`, and is asked only when no other accepts.
+        """
         return None
 
     def recipe(self, material: Material) -> dict[str, Any]:

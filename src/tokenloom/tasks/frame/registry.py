@@ -90,9 +90,16 @@ def _fault(task: type[Task]) -> str | None:
 
 
 def guess_task(data: str) -> tuple[str, str]:
-    """The task that the data look like, and why. Raises UserError when none accepts them."""
-    for name in task_names():
-        why = find_task(name).accepts(data)
-        if why is not None:
-            return name, why
+    """The task that the data look like, and why. Raises UserError when none accepts them, or several do."""
+    tasks = {name: find_task(name) for name in task_names()}
+    for fallback in (False, True):
+        found = {
+            name: why
+            for name, task in tasks.items()
+            if task.fallback is fallback and (why := task.accepts(data)) is not None
+        }
+        if len(found) > 1:
+            raise UserError(f"{data}: may be for {' or '.join(found)}; say which with --task")
+        if found:
+            return next(iter(found.items()))
     raise UserError(f"{data}: no task recognises these data; say which with --task ({', '.join(task_names())})")

@@ -16,9 +16,10 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.training.batches import Batches, evaluation_keys
 from tokenloom.training.checkpoints import load_weights, model_tensors, whole_tensors
-from tokenloom.training.distributed import Several, WholeMatrixMuon, keep_layer_inputs_only, own_part, whole
+from tokenloom.training.distributed import Several, keep_layer_inputs_only, own_part, whole
 from tokenloom.training.events import Evaluated, Saved, Stepped
 from tokenloom.training.loop import NonFiniteLoss, Trainer, fit
+from tokenloom.training.muon import Muon
 from tokenloom.training.settings import TrainingSettings
 
 # Rows of 1 to 8 targets: the two halves of a batch hardly ever have equally many. The last of the five batches of an
@@ -241,7 +242,7 @@ def _many_things(processes: Several, folder: Path) -> dict[str, Any]:
     model = tiny_gpt(seed=rank)
     processes.wrap(model, False)
     found["spread"] = float(model.readout.weight.detach().abs().sum())
-    # Muon on parts orthogonalises the whole matrix, as torch's own does on one process.
+    # Muon on parts orthogonalises the whole matrix, as it does on one process.
     found["muon"] = max(_muon(processes, shape) for shape in ((12, 8), (7, 16), (1, 5)))
     # One validation sample for two processes; and one that asks to stop.
     settings = settings_of("adamw", 6, evaluate_every=2)
@@ -270,7 +271,7 @@ def _events(processes: Several, mode: str, task: Any, settings: TrainingSettings
 
 
 def _muon(processes: Several, shape: tuple[int, int]) -> float:
-    """How far WholeMatrixMuon's weights are from those of torch's Muon on the same gradients, after three steps."""
+    """How far Muon's weights in parts are from those in one piece on the same gradients, after three steps."""
     chance = torch.Generator().manual_seed(5)
     start = torch.randn(shape, generator=chance)
     model = nn.Sequential(nn.Linear(shape[1], shape[0], bias=False))
@@ -278,8 +279,8 @@ def _muon(processes: Several, shape: tuple[int, int]) -> float:
         model[0].weight.copy_(start)
     processes.mode("sharded").wrap(model, False)
     alone = nn.Parameter(start.clone())
-    parts = WholeMatrixMuon(model.parameters(), lr=0.05, weight_decay=0.1)
-    straight = torch.optim.Muon([alone], lr=0.05, weight_decay=0.1)
+    parts = Muon(model.parameters(), 0.05)
+    straight = Muon([alone], 0.05)
     from tokenloom.training.distributed import like
 
     for _ in range(3):

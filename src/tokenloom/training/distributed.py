@@ -268,30 +268,6 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(value.to(parameter.device), placed.device_mesh, placed.placements, src_data_rank=None)
 
 
-class WholeMatrixMuon(torch.optim.Muon):
-    """Muon for parameters in parts. The whole matrix is orthogonalised, in each process; the momentum stays in parts.
-
-    (torch's own does so too, but adds products of parts up in bfloat16, which takes it away from one process' result.)
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                state = self.state[p]
-                buffer = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
-                buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = p.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                # torch's own Muon, without momentum and decay, on a matrix of zeros: what is left there is the step.
-                full = whole(update)
-                moved = nn.Parameter(torch.zeros_like(full))
-                moved.grad = full
-                rest = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
-                torch.optim.Muon([moved], weight_decay=0.0, momentum=0.0, nesterov=False, **rest).step()  # type: ignore[no-untyped-call]
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(like(moved.detach(), p))
-
-
 # Checkpoints in parts: each process writes a safetensors file of its own.
 
 

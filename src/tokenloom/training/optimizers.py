@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.nn.transformer import Transformer
-from tokenloom.training.distributed import WholeMatrixMuon, like
+from tokenloom.training.distributed import like
+from tokenloom.training.muon import Muon
 from tokenloom.training.settings import OptimizerSettings
 
 
@@ -30,9 +31,8 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
     """The optimisers of a model. Each group remembers its peak rate under "peak".
 
-    Muon: Jordan et al. 2024, here as torch has it (five Newton–Schulz steps in bfloat16, Nesterov momentum 0.95);
-    AdamW: Loshchilov & Hutter 2019, fused. Raises ValueError for settings that lack a rate (see
-    `TrainingSettings.filled`), and if a parameter stands in no group or in two.
+    Muon: Jordan et al. 2024, see `training/muon.py`; AdamW: Loshchilov & Hutter 2019, fused. Raises ValueError for
+    settings that lack a rate (see `TrainingSettings.filled`), and if a parameter stands in no group or in two.
     """
     matrices = hidden_matrices(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -50,9 +50,7 @@ def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch
         betas = (0.9, 0.95 if settings.beta2 is None else settings.beta2)
         optimizers.append(torch.optim.AdamW(groups, lr=_given(settings, "rate"), betas=betas, fused=True))
     if muon:
-        in_parts = any(hasattr(p, "placements") for p in muon)
-        kind = WholeMatrixMuon if in_parts else torch.optim.Muon
-        optimizers.append(kind(muon, lr=_given(settings, "matrix_rate"), weight_decay=decay))
+        optimizers.append(Muon(muon, _given(settings, "matrix_rate"), weight_decay=decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

@@ -1,0 +1,1 @@
+"""What tokenloom is held against, each written here for the comparison, as its users would write it."""

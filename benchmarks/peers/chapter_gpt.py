@@ -1,0 +1,102 @@
+"""The plain implementation: what one writes after reading the chapter, formula by formula.
+
+Explicit N×N attention with a mask, W_q, W_k, W_v and W_o as plain matrices multiplied from the right, one slice of the
+text a window. Drawn in the chapter's order, it trains to the published digits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention in which no token sees a later one."""
+
+    def __init__(self, D: int, H: int) -> None:
+        super().__init__()
+        self.H = H
+        self.W_q = nn.Parameter(torch.randn(D, D) / math.sqrt(D))
+        self.W_k = nn.Parameter(torch.randn(D, D) / math.sqrt(D))
+        self.W_v = nn.Parameter(torch.randn(D, D) / math.sqrt(D))
+        self.W_o = nn.Parameter(torch.randn(D, D) / math.sqrt(D))
+
+    def forward(self, X: Tensor) -> Tensor:
+        B, N, D = X.shape
+        Q, K, V = ((X @ W).view(B, N, self.H, D // self.H).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
+        scores = Q @ K.transpose(-2, -1) / math.sqrt(D // self.H)
+        future = torch.triu(torch.ones(N, N, dtype=torch.bool), diagonal=1)
+        A = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
+        return (A @ V).transpose(1, 2).reshape(B, N, D) @ self.W_o
+
+
+class Layer(nn.Module):
+    """Attention and an MLP of 4 D hidden units, each after a norm and added to what came in."""
+
+    def __init__(self, D: int, H: int) -> None:
+        super().__init__()
+        self.attention = Attention(D, H)
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.mlp = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
+
+    def forward(self, X: Tensor) -> Tensor:
+        X = X + self.attention(self.norm1(X))
+        return X + self.mlp(self.norm2(X))
+
+
+class ChapterGPT(nn.Module):
+    """Token table + learned positions → layers → norm → linear map to the vocabulary."""
+
+    def __init__(self, vocab: int, N: int, D: int, H: int, L: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab, D)
+        self.positions = nn.Parameter(0.02 * torch.randn(N, D))
+        self.layers = nn.ModuleList([Layer(D, H) for _ in range(L)])
+        self.norm = nn.LayerNorm(D)
+        self.output = nn.Linear(D, vocab)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (B, N, vocab)."""
+        X = self.table(ids) + self.positions[: ids.shape[1]]
+        for layer in self.layers:
+            X = layer(X)
+        logits: Tensor = self.output(self.norm(X))
+        return logits
+
+
+class ChapterTraining:
+    """The chapter's training: AdamW on everything, 100 steps of warm-up, then a cosine; no clipping.
+
+    ids: the text. seed: of the model's draws; the windows are drawn from a generator of seed 0.
+    """
+
+    def __init__(self, ids: Tensor, vocab: int, *, N: int = 64, batch: int = 32, steps: int = 900, seed: int = 12):
+        torch.manual_seed(seed)
+        self.model = ChapterGPT(vocab, N, 64, 4, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=6e-3, weight_decay=0.01)
+        self.generator = torch.Generator().manual_seed(0)
+        self.ids, self.N, self.batch, self.steps, self.done = ids, N, batch, steps, 0
+
+    def windows(self) -> tuple[Tensor, Tensor]:
+        """Random windows and, one place further, what is to be predicted: (B, N) each."""
+        starts = torch.randint(len(self.ids) - self.N - 1, (self.batch,), generator=self.generator)
+        X = torch.stack([self.ids[s : s + self.N] for s in starts])
+        Y = torch.stack([self.ids[s + 1 : s + self.N + 1] for s in starts])
+        return X, Y
+
+    def step(self) -> float:
+        """One step of training; its loss."""
+        s = self.done
+        factor = (s + 1) / 100 if s < 100 else 0.5 * (1 + math.cos(math.pi * (s - 100) / (self.steps - 100)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = 6e-3 * factor
+        X, Y = self.windows()
+        loss = cross_entropy(self.model(X).flatten(0, 1), Y.flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.done += 1
+        return loss.item()

@@ -1,0 +1,35 @@
+"""The text that all comparisons use: tinyshakespeare where it is in the cache, else the documentation of Python."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from tokenloom.data import recipes
+from tokenloom.errors import UserError
+from tokenloom.tasks.frame.base import Material
+from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
+
+QUALITY_TEXT = "tinyshakespeare"
+
+
+@lru_cache(maxsize=1)
+def name() -> str:
+    """Times do not depend on the text, beside the number of different characters, which is the same for all."""
+    try:
+        recipes.load(QUALITY_TEXT, progress=False)
+    except UserError:
+        return "python-docs"
+    return QUALITY_TEXT
+
+
+def text() -> str:
+    """The whole text."""
+    return "\n".join(document.text for document in recipes.load(name(), progress=False).documents)
+
+
+def prepared(**settings: Any) -> tuple[TextGeneration, Material]:
+    """A task that has read the text as one run of characters."""
+    task = TextGeneration(TextGenerationSettings(borders=False, tokenizer="characters", **settings))
+    task.source = name()
+    return task, task.prepare(task.source)

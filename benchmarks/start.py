@@ -1,0 +1,55 @@
+"""From the shell's prompt to something on the screen: fresh processes, of which the first does not count."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import texts
+from benchmarks.harness import Runner, Row, Setting, at_most, seconds
+
+
+def ended(*words: str) -> Runner:
+    """Seconds until a process has ended. Raises CalledProcessError when it fails."""
+
+    def run() -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - began
+
+    return run
+
+
+def first_output(*words: str) -> Runner:
+    """Seconds until a process has written its first byte. Raises RuntimeError for one that writes none."""
+
+    def run() -> float:
+        began = time.perf_counter()
+        with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, bufsize=0) as process:
+            assert process.stdout is not None
+            first = process.stdout.read(1)
+            taken = time.perf_counter() - began
+            process.stdout.read()
+        if not first or process.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
+        return taken
+
+    return run
+
+
+def measure(setting: Setting) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = str(Path(folder) / "run")
+        train = ["-m", "tokenloom", "train", texts.name(), "--steps", "3", "--threads", "1", "--out", run]
+        subprocess.run([sys.executable, *train], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Without a prompt nothing is printed before the first token.
+        generate = first_output("-m", "tokenloom", "generate", run, "--max-new-tokens", "2")
+        return [
+            seconds("tokenloom generate, small run: first token", generate, setting, goal=at_most(2.5)),
+            seconds("import torch", ended("-c", "import torch"), setting),
+            seconds("import tokenloom", ended("-c", "import tokenloom"), setting),
+            seconds("tokenloom --help", ended("-m", "tokenloom", "--help"), setting),
+        ]

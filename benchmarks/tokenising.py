@@ -1,0 +1,113 @@
+"""Byte-pair encoding: how fast it is learnt and how fast a text is encoded, on one core.
+
+Reference 2.2's rule: 200 merges learnt on the first 100,000 characters. Encoding is of the whole text, by a tokeniser
+that has met none of it; and, apart, by one that has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from benchmarks import texts
+from benchmarks.harness import Row, Setting, at_least, compare, rate, timed
+from benchmarks.peers import plain_bpe
+from tokenloom.tokens.bpe import BPE
+
+SAMPLE, FEW, MANY = 100_000, 200, 2000
+
+
+def package_encoder(tokenizer: BPE) -> Any:
+    """`tokenizers` alone with the same merges and chunks."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import BPE as Engine
+    from tokenizers.pre_tokenizers import Split
+
+    names = [tokenizer.decode([i]) for i in range(tokenizer.vocab)]
+    merges = [(names[a], names[b]) for a, b in tokenizer.merges]
+    engine = Tokenizer(Engine(vocab={name: i for i, name in enumerate(names)}, merges=merges))
+    engine.pre_tokenizer = Split(Regex(plain_bpe.CHUNKS.pattern), "isolated")
+    return engine
+
+
+def package_training(text: str, size: int, alphabet: list[str]) -> Any:
+    """`tokenizers` learning by itself, the whole text at once."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import BPE as Engine
+    from tokenizers.pre_tokenizers import Split
+    from tokenizers.trainers import BpeTrainer
+
+    engine = Tokenizer(Engine())
+    engine.pre_tokenizer = Split(Regex(plain_bpe.CHUNKS.pattern), "isolated")
+    trainer = BpeTrainer(vocab_size=size, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+    engine.train_from_iterator([text], trainer)
+    return engine
+
+
+def measure(setting: Setting) -> list[Row]:
+    text = texts.text()
+    sample, alphabet = text[:SAMPLE], sorted(set(text))
+    chunks = plain_bpe.CHUNKS.findall(sample)
+    few = 50 if setting.quick else FEW
+
+    def learn() -> BPE:
+        return BPE.train(sample, merges=few, alphabet=alphabet)
+
+    learnt = plain_bpe.train(Counter(chunks).items(), few)
+    names = [learn().decode([len(alphabet) + i]) for i in range(few)]
+    assert names == [a + b for a, b in learnt], "the two learn different merges"
+
+    what = f"{few} merges learnt on {SAMPLE:,} characters"
+    goal = at_least(50)
+    ours = timed(learn, 10)
+    rows = [
+        compare(
+            what, ours, "plain Python", timed(lambda: plain_bpe.train([(c, 1) for c in chunks], few)), setting, goal=goal
+        ),
+        compare(
+            what,
+            ours,
+            "plain Python over distinct chunks",
+            timed(lambda: plain_bpe.train(Counter(chunks).items(), few)),
+            setting,
+        ),
+    ]
+    size = len(alphabet) + MANY
+    rows.append(
+        compare(
+            f"{MANY:,} merges learnt on {len(text):,} characters",
+            timed(lambda: BPE.train(text, merges=MANY, alphabet=alphabet)),
+            "tokenizers alone",
+            timed(lambda: package_training(text, size, alphabet)),
+            setting,
+        )
+    )
+    return rows + encoding(setting, text, learn()) + encoding(setting, text, BPE.train(text, merges=MANY), plain=False)
+
+
+def encoding(setting: Setting, text: str, tokenizer: BPE, *, plain: bool = True) -> list[Row]:
+    """The rows on encoding with one vocabulary. plain: also against plain Python."""
+    megabytes = len(text.encode()) / 1e6
+    content = tokenizer.merges
+    characters = sorted(set(text))
+
+    def fresh() -> Any:
+        return BPE(characters, content).encode(text)
+
+    known = BPE(characters, content)
+    expected = fresh().tolist()
+    engine = package_encoder(known)
+    assert engine.encode(text).ids == expected, "tokenizers gives other ids"
+    what = f"{megabytes:.2f} MB encoded, {len(content):,} merges"
+    cold, warm = timed(fresh), timed(lambda: known.encode(text))
+    rows = []
+    if plain:
+        names = [known.decode([i]) for i in range(known.vocab)]
+        peer = plain_bpe.PlainEncoder(characters, [(names[a], names[b]) for a, b in content])
+        assert peer.encode(text) == expected, "plain Python gives other ids"
+        goal = at_least(50)
+        rows.append(compare(what, cold, "plain Python", timed(lambda: peer.encode(text)), setting, goal=goal))
+    rows.append(compare(what, cold, "tokenizers alone", timed(lambda: engine.encode(text)), setting))
+    rows.append(rate(f"{what}, none of it met before", cold, megabytes, "MB/s", setting, goal=at_least(5)))
+    rows.append(rate(f"{what}, all of it met before", warm, megabytes, "MB/s", setting))
+    return rows

@@ -67,7 +67,11 @@ def main() -> None:
     more = ["--quick"] * given.quick + ["--long"] * given.long + ["--cpu-time"] * given.cpu_time
     kept = not (given.quick or given.threads or given.cpu_time)
     for name in given.names or list(COMPARISONS):
-        rows = [row for threads in given.threads or ([1] if given.cpu_time else COMPARISONS[name]) for row in measured(name, threads, more)]
+        rows = [
+            row
+            for threads in given.threads or ([1] if given.cpu_time else COMPARISONS[name])
+            for row in measured(name, threads, more)
+        ]
         command = " ".join(["python -m benchmarks", name, *more])
         result = {"machine": machine(), "command": command, "rows": rows}
         print(section(name, result), flush=True)

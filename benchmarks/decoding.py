@@ -98,7 +98,9 @@ def measure(setting: Setting) -> list[Row]:
 
     goal = at_least(10) if setting.threads == 1 else None
     rows.append(
-        compare(f"{MANY} prompts at once, a token of each", many_a_prompt, "one prompt", one, setting, goal=goal, **a_token)
+        compare(
+            f"{MANY} prompts at once, a token of each", many_a_prompt, "one prompt", one, setting, goal=goal, **a_token
+        )
     )
     theirs_many = timed(their_generate(task, prompts, tokens))
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -186,7 +187,7 @@ def crossing(first: Sequence[tuple[float, float]], second: Sequence[tuple[float,
     """Where the first curve comes to lie above the second, between two of their common places x, by straight lines in
     logarithms; None where it does not, or was there from the start."""
     gaps = [(math.log(x), math.log(a / b)) for (x, a), (_, b) in zip(first, second, strict=True)]
-    for (x0, g0), (x1, g1) in zip(gaps, gaps[1:], strict=False):
+    for (x0, g0), (x1, g1) in pairwise(gaps):
         if g0 <= 0 < g1:
             return math.exp(x0 + (x1 - x0) * -g0 / (g1 - g0))
     return None

@@ -37,7 +37,9 @@ def processor(path: Path) -> str:
         text = path.read_text("utf-8")
     except OSError:
         return platform.processor() or platform.machine()
-    found = {key: re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE) for key in ("model name", "cpu family", "model")}
+    found = {
+        key: re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE) for key in ("model name", "cpu family", "model")
+    }
     name, family, model = (match[1].strip() if match else "unknown" for match in found.values())
     return f"{name}, family {family} model {model}"
 
@@ -54,7 +56,7 @@ def row_from_dict(kept: Mapping[str, Any]) -> Row:
 def short(value: float) -> str:
     """A number with three digits that count; whole above a hundred."""
     if value == 0 or not math.isfinite(value):
-        return str(value)
+        return f"{value:g}"
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks import texts
-from benchmarks.harness import Runner, Row, Setting, at_most, seconds
+from benchmarks.harness import Row, Runner, Setting, at_most, seconds
 
 
 def ended(*words: str) -> Runner:

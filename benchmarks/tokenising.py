@@ -62,7 +62,12 @@ def measure(setting: Setting) -> list[Row]:
     ours = timed(learn, 10)
     rows = [
         compare(
-            what, ours, "plain Python", timed(lambda: plain_bpe.train([(c, 1) for c in chunks], few)), setting, goal=goal
+            what,
+            ours,
+            "plain Python",
+            timed(lambda: plain_bpe.train([(c, 1) for c in chunks], few)),
+            setting,
+            goal=goal,
         ),
         compare(
             what,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 
 CHUNKS = re.compile(r"\s?\S+|\s")
 Pair = tuple[str, str]
@@ -34,7 +35,7 @@ def train(chunks: Iterable[tuple[str, int]], merges: int) -> list[Pair]:
     for _ in range(merges):
         counts: dict[Pair, int] = {}
         for tokens, times in words:
-            for pair in zip(tokens, tokens[1:], strict=False):
+            for pair in pairwise(tokens):
                 counts[pair] = counts.get(pair, 0) + times
         if not counts:
             break
@@ -58,7 +59,7 @@ class PlainEncoder:
         for chunk in CHUNKS.findall(text):
             tokens = list(chunk)
             while len(tokens) > 1:
-                best = min(zip(tokens, tokens[1:], strict=False), key=lambda pair: self.ranks.get(pair, len(self.ranks)))
+                best = min(pairwise(tokens), key=lambda pair: self.ranks.get(pair, len(self.ranks)))
                 if best not in self.ranks:
                     break
                 tokens = merged(tokens, best)

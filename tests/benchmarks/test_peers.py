@@ -1,0 +1,113 @@
+"""Peers that should compute what tokenloom computes do so; the others have the same size."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.__main__ import COMPARISONS, ROOT
+from benchmarks.peers import plain_bpe, products
+from benchmarks.peers.chapter_gpt import ChapterGPT, ChapterTraining
+from benchmarks.peers.framework import EncoderGPT, GPT2Logits, LogitsTraining
+from benchmarks.peers.nano_gpt import NanoGPT, NanoTraining
+from benchmarks.quality import Trace, every
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.gpt import GPT, chapter_style
+from tokenloom.tokens.bpe import BPE
+
+SIZES = (65, 64, 64, 4, 2)  # vocabulary, N, D, H, L
+TEXT = "the cat sat on the mat, and the rat sat on the cat.\n" * 8
+
+
+def ids(seed: int = 0) -> torch.Tensor:
+    return torch.randint(65, (400,), generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_plain_implementation_draws_and_computes_what_ours_does() -> None:
+    torch.manual_seed(12)
+    plain = ChapterGPT(*SIZES)
+    ours = GPT(chapter_style(65, 64, 64, 2, 4), seed=12)
+    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters()) == 112_065
+    X = ids().view(-1, 40)
+    torch.testing.assert_close(plain(X), ours(Batch({"text": Stream(ids=X)})), rtol=1e-4, atol=1e-4)
+
+
+def test_the_plain_training_learns() -> None:
+    training = ChapterTraining(ids(), 65, batch=4)
+    first = training.step()
+    assert first == pytest.approx(4.4, abs=0.2)
+    assert sum(training.step() for _ in range(30)) / 30 < first
+    assert training.done == 31
+
+
+@pytest.mark.parametrize(("make", "extra"), [(GPT2Logits, 0), (EncoderGPT, 0), (NanoGPT, 1)])
+def test_no_model_of_a_peer_sees_what_comes_later(make: type[nn.Module], extra: int) -> None:
+    torch.manual_seed(0)
+    model = make(*SIZES).eval()
+    X = ids()[:128].view(2, 64)
+    changed = X.clone()
+    changed[:, 40:] = (changed[:, 40:] + 1) % 65
+    if extra:
+        # It gives a loss, here of the tokens before the change alone.
+        Y = X.clone()
+        Y[:, 40:] = -1
+        torch.testing.assert_close(model(X, Y), model(changed, Y))
+        assert float(model(X, X)) != float(model(changed, X))
+    else:
+        torch.testing.assert_close(model(X)[:, :40], model(changed)[:, :40])
+        assert not torch.allclose(model(X)[:, 40:], model(changed)[:, 40:])
+
+
+def test_the_peers_have_about_as_many_parameters() -> None:
+    inside = 2 * 12 * 64 * 64  # two layers' matrices
+    for make in (GPT2Logits, EncoderGPT, NanoGPT):
+        size = sum(p.numel() for p in make(*SIZES).parameters())
+        assert inside < size < 115_000, (make.__name__, size)
+
+
+def test_the_loops_of_the_peers_learn() -> None:
+    nano = NanoTraining(ids().numpy().astype("uint16"), 65, batch=4)
+    before = [p.clone() for p in nano.model.parameters()]
+    nano.step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, nano.model.parameters(), strict=True))
+    loop = LogitsTraining(EncoderGPT(*SIZES), ids(), batch=4)
+    assert loop.step() > sum(loop.step() for _ in range(30)) / 30
+
+
+def test_the_products_are_those_of_a_step() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    B, N, D, H, L = 4, 16, 64, 4, 2
+    torch.manual_seed(0)
+    model = ChapterGPT(65, N, D, H, L)
+    X = torch.randint(65, (B, N))
+    with FlopCounterMode(display=False) as whole:
+        cross_entropy(model(X).flatten(0, 1), X.flatten()).backward()
+    with FlopCounterMode(display=False) as alone:
+        products.run(products.linear_products(B * N, 65, D, L) + products.attention_products(B, N, D, H, L))
+    assert alone.get_total_flops() == whole.get_total_flops()
+
+
+def test_plain_python_learns_and_encodes_as_ours_does() -> None:
+    chunks = plain_bpe.CHUNKS.findall(TEXT)
+    merges = plain_bpe.train([(chunk, 1) for chunk in chunks], 12)
+    assert merges == plain_bpe.train(Counter(chunks).items(), 12)
+    ours = BPE.train(TEXT, merges=12)
+    assert [(ours.decode([a]), ours.decode([b])) for a, b in ours.merges] == merges
+    assert plain_bpe.PlainEncoder(set(TEXT), merges).encode(TEXT) == ours.encode(TEXT).tolist()
+
+
+def test_the_time_to_a_loss_is_that_of_the_first_look_that_reaches_it() -> None:
+    trace = Trace([(1.0, 3.0), (2.0, 1.9), (3.0, 2.0), (4.0, 1.8)])
+    assert trace.time_to(1.95) == 2.0
+    assert trace.time_to(1.8) == 4.0
+    assert trace.time_to(1.7) == float("inf")
+    assert (trace.seconds, trace.loss) == (4.0, 1.8)
+    assert [every(steps) for steps in (3, 40, 900)] == [1, 1, 22]
+
+
+def test_every_comparison_has_a_file() -> None:
+    for name in COMPARISONS:
+        assert "def measure(setting: Setting) -> list[Row]:" in (ROOT / "benchmarks" / f"{name}.py").read_text("utf-8")

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import texts
-from benchmarks.harness import FASTER, Row, Setting, Spread, alternate, at_most, crossing, progress, slope, timed
+from benchmarks.harness import FASTER, Row, Setting, Spread, at_most, crossing, progress, slope, timed
 from tokenloom.nn.attention import explicit_attention, fused_attention
 from tokenloom.nn.masks import Causal
 from tokenloom.training.batches import Batches
@@ -29,6 +30,8 @@ LONG, HEAD = 16_384, 64
 LENGTHS = (2048, 4096, 8192, LONG)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096)
 TOKENS = 4096  # a step, whatever the context
+
+WHOLE, ATTENTION, PAIRS, MLP = "the whole step", "attention", "its N × N part", "the MLP"
 
 Curve = list[tuple[float, float]]
 
@@ -99,9 +102,9 @@ def attention_rows(setting: Setting) -> list[Row]:
     return rows
 
 
-def training_step(context: int, threads: int) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
-    """A step of the default small model on `TOKENS` tokens; and forward and backward of its layers' attention parts
-    and of their MLPs, on as many."""
+def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[], Any]]]:
+    """A step of the default small model on `TOKENS` tokens; and forward and backward of parts of its layers on as many:
+    all of attention, the N × N part of it alone, and the MLP."""
     task, material = texts.prepared(context=context)
     settings, _ = TrainingSettings().filled({**GENERAL_RECIPE, **task.recipe(material)})
     model = task.build(0).train()
@@ -119,29 +122,35 @@ def training_step(context: int, threads: int) -> tuple[Callable[[], Any], Callab
         return work
 
     layer: Any = model.transformer.layers[0]
-    attention = both(lambda X: layer.attention(X, mask=Causal(), placement=placement))
-    return lambda: trainer.step(next(numbers), 1 << 40), attention, both(layer.mlp)
+    heads = X.detach().view(*X.shape[:2], model.config.heads, -1).transpose(1, 2).requires_grad_()
+
+    def pairs() -> None:
+        for _ in range(model.config.depth):
+            fused_attention(heads, heads, heads, Causal()).sum().backward()
+
+    parts = {
+        ATTENTION: both(lambda X: layer.attention(X, mask=Causal(), placement=placement)),
+        PAIRS: pairs,
+        MLP: both(layer.mlp),
+    }
+    return lambda: trainer.step(next(numbers), 1 << 40), parts
 
 
-def curves(setting: Setting) -> tuple[Curve, Curve, Curve]:
-    """Seconds against context: of the whole step, of attention, of the MLP."""
-    whole: Curve = []
-    attention: Curve = []
-    mlp: Curve = []
+def curves(setting: Setting) -> dict[str, Curve]:
+    """Seconds against context, of the whole step and of its parts."""
+    found: dict[str, Curve] = {name: [] for name in (WHOLE, ATTENTION, PAIRS, MLP)}
     contexts = CONTEXTS[::2] if setting.quick else CONTEXTS
     for context in contexts:
         progress(f"training step of {TOKENS:,} tokens, context {context:,}")
-        step, attend_both, mlp_both = training_step(context, setting.threads)
-        repeats = 1 if setting.quick else 5
-        step()
-        whole.append((context, Spread.of([timed(step)() for _ in range(repeats)]).median))
-        first, second = alternate(timed(attend_both), timed(mlp_both), repeats)
-        attention.append((context, Spread.of(first).median))
-        mlp.append((context, Spread.of(second).median))
-    return whole, attention, mlp
+        step, parts = training_step(context)
+        runners = {name: timed(work) for name, work in {WHOLE: step, **parts}.items()}
+        rounds = [{name: run() for name, run in runners.items()} for _ in range(1 + setting.repeats)][1:]
+        for name, curve in found.items():
+            curve.append((context, median(one[name] for one in rounds)))
+    return found
 
 
-def draw(whole: Curve, attention: Curve, mlp: Curve, path: Path) -> None:
+def draw(found: dict[str, Curve], path: Path) -> None:
     """Seconds a step against the context, both on logarithmic scales, with the place where attention takes over."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -150,16 +159,16 @@ def draw(whole: Curve, attention: Curve, mlp: Curve, path: Path) -> None:
     figure = new_figure(7, 4.4)
     axes = figure.add_subplot()
     look = palette(False)
-    curves = (("whole step", whole), ("attention, all layers", attention), ("MLP, all layers", mlp))
-    for (name, curve), colour in zip(curves, look.series, strict=False):
+    for (name, curve), colour in zip(found.items(), look.series, strict=True):
         axes.plot(*zip(*curve, strict=True), color=colour, marker="o", markersize=4, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    place = crossing(attention, mlp)
-    if place is not None:
-        axes.axvline(place, color=look.faint, linewidth=1, linestyle="--")
-        axes.text(place * 1.05, axes.get_ylim()[0] * 1.1, f"attention outweighs the MLP from {place:,.0f}", fontsize=9)
-    ticks = [context for context, _ in whole]
+    for name in (ATTENTION, PAIRS):
+        place = crossing(found[name], found[MLP])
+        if place is not None:
+            axes.axvline(place, color=look.faint, linewidth=1, linestyle="--")
+            axes.text(place * 1.05, axes.get_ylim()[0] * 1.1, f"{place:,.0f}", fontsize=9)
+    ticks = [context for context, _ in found[WHOLE]]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -173,20 +182,19 @@ def draw(whole: Curve, attention: Curve, mlp: Curve, path: Path) -> None:
 
 
 def step_rows(setting: Setting) -> list[Row]:
-    whole, attention, mlp = curves(setting)
+    found = curves(setting)
     rows = [
         Row(f"training step of {TOKENS:,} tokens, context {context:,.0f}", setting.threads, Spread.of([1e3 * s]), "ms")
-        for context, s in whole
+        for context, s in found[WHOLE]
     ]
-    place = crossing(attention, mlp)
-    if place is None and attention[0][1] > mlp[0][1]:
-        place = attention[0][0]
-    if place is not None:
-        what = "context from which attention outweighs the MLP"
-        rows.append(Row(what, setting.threads, Spread.of([place]), "tokens"))
+    for name in (ATTENTION, PAIRS):
+        place = crossing(found[name], found[MLP])
+        if place is not None:
+            what = f"context from which {name} outweighs the MLP"
+            rows.append(Row(what, setting.threads, Spread.of([place]), "tokens"))
     if setting.threads == 1:
         folder = Path("/tmp") if setting.quick else Path(__file__).resolve().parent
-        draw(whole, attention, mlp, folder / "length.png")
+        draw(found, folder / "length.png")
     return rows
 
 

@@ -176,7 +176,7 @@ def draw(found: dict[str, Curve], path: Path) -> None:
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     axes.set_xlabel("context, tokens")
     axes.set_ylabel(f"a step of {TOKENS:,} tokens")
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     apply(figure, axes, dark=False)
     save(figure, path)
 

@@ -103,7 +103,7 @@ def with_results(page: str, results: Mapping[str, Any], order: Sequence[str]) ->
 def keep(results_path: Path, page_path: Path, fresh: Mapping[str, Any], order: Sequence[str]) -> None:
     """Put fresh results in the place of the old ones of the same comparisons, in both files."""
     results = json.loads(results_path.read_text("utf-8")) if results_path.exists() else {}
-    results |= fresh
+    results.update(fresh)
     page = with_results(page_path.read_text("utf-8"), results, order)
     results_path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
     page_path.write_text(page, "utf-8")

@@ -117,7 +117,7 @@ def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[
     def both(part: Callable[[Tensor], Tensor]) -> Callable[[], None]:
         def work() -> None:
             for _ in range(model.config.depth):
-                part(X).sum().backward()
+                part(X).sum().backward()  # type: ignore[no-untyped-call]
 
         return work
 
@@ -126,7 +126,7 @@ def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[
 
     def pairs() -> None:
         for _ in range(model.config.depth):
-            fused_attention(heads, heads, heads, Causal()).sum().backward()
+            fused_attention(heads, heads, heads, Causal()).sum().backward()  # type: ignore[no-untyped-call]
 
     parts = {
         ATTENTION: both(lambda X: layer.attention(X, mask=Causal(), placement=placement)),

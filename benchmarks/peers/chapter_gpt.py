@@ -44,7 +44,8 @@ class Layer(nn.Module):
 
     def forward(self, X: Tensor) -> Tensor:
         X = X + self.attention(self.norm1(X))
-        return X + self.mlp(self.norm2(X))
+        Y: Tensor = X + self.mlp(self.norm2(X))
+        return Y
 
 
 class ChapterGPT(nn.Module):
@@ -96,7 +97,7 @@ class ChapterTraining:
         X, Y = self.windows()
         loss = cross_entropy(self.model(X).flatten(0, 1), Y.flatten())
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.done += 1
         return loss.item()

@@ -78,7 +78,7 @@ class LogitsTraining:
         windows = self.ids[starts + self.offsets]
         logits = self.model(windows[:, :-1])
         loss = cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()

@@ -31,7 +31,8 @@ class Block(nn.Module):
         Q, K, V = (part.view(B, N, self.H, D // self.H).transpose(1, 2) for part in parts)
         Y = scaled_dot_product_attention(Q, K, V, is_causal=True)
         X = X + self.out(Y.transpose(1, 2).contiguous().view(B, N, D))
-        return X + self.down(self.activation(self.up(self.before_mlp(X))))
+        Z: Tensor = X + self.down(self.activation(self.up(self.before_mlp(X))))
+        return Z
 
 
 class NanoGPT(nn.Module):

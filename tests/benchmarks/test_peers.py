@@ -12,7 +12,7 @@ from benchmarks.peers import plain_bpe, products
 from benchmarks.peers.chapter_gpt import ChapterGPT, ChapterTraining
 from benchmarks.peers.framework import EncoderGPT, GPT2Logits, LogitsTraining
 from benchmarks.peers.nano_gpt import NanoGPT, NanoTraining
-from benchmarks.quality import Trace, every
+from benchmarks.quality import Trace, every, plain_trace
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, chapter_style
 from tokenloom.tokens.bpe import BPE
@@ -32,6 +32,15 @@ def test_the_plain_implementation_draws_and_computes_what_ours_does() -> None:
     assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters()) == 112_065
     X = ids().view(-1, 40)
     torch.testing.assert_close(plain(X), ours(Batch({"text": Stream(ids=X)})), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_plain_training_gives_the_published_digits(tinyshakespeare: str) -> None:
+    letters = {char: i for i, char in enumerate(sorted(set(tinyshakespeare)))}
+    ids = torch.tensor([letters[char] for char in tinyshakespeare])
+    training, held = ids[:1_003_854], ids[1_003_854:].numpy()
+    losses = [loss for _, loss in plain_trace(training, held, 65, 900).looks]
+    assert losses == pytest.approx([2.457, 2.377, 2.110, 1.990, 1.927, 1.9085], abs=0.001)
 
 
 def test_the_plain_training_learns() -> None:

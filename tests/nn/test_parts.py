@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenloom.nn.parts import ACTIVATIONS, MLP, GatedMLP, count_parameters, make_mlp, make_norm
+from tokenloom.nn.parts import ACTIVATIONS, MLP, GatedMLP, RMSNorm, count_parameters, make_mlp, make_norm
 
 
 def draw(*shape, seed=0):
@@ -98,3 +98,29 @@ def test_shared_parameters_count_once():
     model = nn.Sequential(first, second)
     assert count_parameters(model) == 15 + 5 + 5
     assert count_parameters(model, trained_only=True) == 15 + 5
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_rmsnorm_is_the_frameworks_with_its_first_and_second_derivatives(scale: bool) -> None:
+    ours, theirs = RMSNorm(6, scale=scale), nn.RMSNorm(6, eps=1e-6, elementwise_affine=scale)
+    X = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    inputs = [X]
+    for norm in (ours, theirs):
+        norm.double()
+        if scale:
+            with torch.no_grad():
+                norm.weight.copy_(torch.arange(1, 7) / 3)
+    G = torch.sin(torch.arange(X.numel(), dtype=torch.float64)).view(X.shape)
+    torch.testing.assert_close(ours(X), theirs(X), rtol=0, atol=1e-13)
+    found = [torch.autograd.grad(norm(X), [X, *norm.parameters()], G, create_graph=True) for norm in (ours, theirs)]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    second = [torch.autograd.grad(first[0].pow(2).sum(), inputs)[0] for first in found]
+    torch.testing.assert_close(second[0], second[1], rtol=0, atol=1e-11)
+    assert bool(torch.isfinite(ours(torch.zeros(1, 6, dtype=torch.float64))).all())
+
+
+def test_rmsnorm_of_half_precision_is_computed_in_float32() -> None:
+    X = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = RMSNorm(64)(X)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, nn.RMSNorm(64, eps=1e-6)(X.float()), rtol=1e-6, atol=1e-6)

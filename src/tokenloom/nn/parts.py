@@ -16,10 +16,62 @@ def make_norm(kind: str, width: int) -> nn.Module:
     if kind == "layer":
         return nn.LayerNorm(width)
     if kind == "rms":
-        return nn.RMSNorm(width, eps=1e-6)
+        return RMSNorm(width)
     if kind == "rms-plain":
-        return nn.RMSNorm(width, eps=1e-6, elementwise_affine=False)
+        return RMSNorm(width, scale=False)
     raise ValueError(f"no norm {kind!r}: there are layer, rms, rms-plain")
+
+
+class _Normalise(torch.autograd.Function):
+    """w ⊙ x / √(mean(x²) + ε), in half the passes of the framework's, which is composed of seven operations on a CPU.
+
+    Only X is saved, and the backward pass is made of differentiable operations, so the second derivative is right too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, w: Tensor | None, eps: float) -> Tensor:
+        ctx.save_for_backward(X, w)
+        ctx.eps = eps
+        Y = X * _inverse_rms(X, eps)
+        return Y if w is None else Y.mul_(w)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        X, w = ctx.saved_tensors
+        r = _inverse_rms(X, ctx.eps)
+        Y = X * r
+        products = gradient * Y
+        if w is None:
+            dw, mean = None, products.mean(-1, keepdim=True)
+        else:
+            dw = products.flatten(0, -2).sum(0)
+            mean = (products @ w)[..., None] / X.shape[-1]
+            gradient = gradient * w
+        # With g = w ⊙ gradient: dx = r (g − y mean(g y)).
+        return torch.addcmul(gradient, Y, mean, value=-1) * r, dw, None
+
+
+def _inverse_rms(X: Tensor, eps: float) -> Tensor:
+    """1 / √(mean(x²) + ε) over the last dimension, kept."""
+    return torch.rsqrt(torch.linalg.vector_norm(X, dim=-1, keepdim=True).square() / X.shape[-1] + eps)
+
+
+class RMSNorm(nn.Module):
+    """w ⊙ x / √(mean(x²) + ε), with ε = 1e-6, computed in float32 or wider. Zhang & Sennrich 2019.
+
+    scale: whether w is learned, or left out.
+    """
+
+    def __init__(self, width: int, *, scale: bool = True) -> None:
+        super().__init__()
+        self.eps = 1e-6
+        self.weight = nn.Parameter(torch.ones(width)) if scale else None
+
+    def forward(self, X: Tensor) -> Tensor:
+        wide = X.to(torch.promote_types(X.dtype, torch.float32))
+        Y: Tensor = _Normalise.apply(wide, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        # Under autocast the scale is float32, and so is the result; a model in half precision stays in it.
+        return Y.to(X.dtype if self.weight is None else torch.promote_types(X.dtype, self.weight.dtype))
 
 
 class _ReluSquared(torch.autograd.Function):

@@ -21,7 +21,7 @@ from tokenloom.training.batches import BatchSource, add_counts, count_targets
 from tokenloom.training.checkpoints import Checkpoints, total_bytes
 from tokenloom.training.distributed import ALONE, Processes
 from tokenloom.training.loop import Trainable, Trainer
-from tokenloom.training.machine import cores, precision_context
+from tokenloom.training.machine import cores, keep_freed_memory, precision_context
 from tokenloom.training.optimizers import hidden_matrices
 from tokenloom.training.settings import TrainingSettings
 
@@ -168,6 +168,8 @@ def choose_threads(
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     given = settings.machine.threads
+    if on_cpu:
+        keep_freed_memory()
     if given is not None:
         torch.set_num_threads(given)
     shared = max(1, cores() // processes.local_world)

@@ -142,7 +142,7 @@ def layer_activation_bytes(s: Sizes, work: Work) -> int:
     """Bytes that one layer keeps for its backward pass, its input included: our own derivation, in the manner of
     Korthikanti et al. 2022, section 4.1, for these layers. All a token, with a = 4 bytes, in bfloat16 h = 2:
 
-    - each of the two norms: its input aD, with RMSNorm also the normalised input aD, and a statistic (two: LayerNorm).
+    - each of the two norms: its input aD, and with LayerNorm two statistics.
     - what the maps take: aD a norm. In bfloat16 each map has a copy of its own: hD for queries, keys, values, and for
       the one or (gated) two maps into the MLP.
     - norms on queries and keys: the same as above, of D + Hk Dh features, always in float32; and since they change how
@@ -168,8 +168,8 @@ def layer_activation_bytes(s: Sizes, work: Work) -> int:
 
 
 def _norm_bytes(kind: str, features: int, rows: int = 1) -> int:
-    """What norms keep of a token: their input and, where they learn a scale for it, the normalised one; statistics."""
-    return 4 * features * (2 if kind == "rms" else 1) + rows * (8 if kind == "layer" else 4)
+    """What norms keep of a token: their input, and LayerNorm two statistics a row."""
+    return 4 * features + rows * (8 if kind == "layer" else 0)
 
 
 def _mask_bytes(s: Sizes, work: Work) -> int:

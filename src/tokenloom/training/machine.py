@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import AbstractContextManager, nullcontext
 
@@ -34,6 +35,21 @@ def choose_device(name: str) -> torch.device:
 def cores() -> int:
     """How many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that a step frees for the next one, where the C library is glibc.
+
+    By default it goes back to the system, and each step's activations fault in fresh pages: a tenth to a quarter of a
+    step on a CPU.
+    """
+    mmap_threshold, trim_threshold, top_pad = -3, -1, -2
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    for what, value in ((mmap_threshold, 1 << 30), (trim_threshold, (1 << 31) - 1), (top_pad, 64 << 20)):
+        mallopt(what, value)
 
 
 def precision_context(settings: MachineSettings, device: torch.device) -> AbstractContextManager[object]:

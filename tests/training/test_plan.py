@@ -253,8 +253,8 @@ def test_what_fits_keeps_a_tenth_free() -> None:
     ("share", "words"),
     [
         (1.2, ""),
-        (0.8, "--accumulate 4"),
-        (0.6, "--accumulate 2 and --checkpointing"),
+        (0.85, "--accumulate 4"),
+        (0.65, "--accumulate 2 and --checkpointing"),
         (0.5, "--parallel sharded, over 2 of them"),
         (0.15, "--parallel sharded --checkpointing, over 8 of them"),
         (0.01, "smaller"),

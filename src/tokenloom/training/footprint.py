@@ -145,8 +145,7 @@ def layer_activation_bytes(s: Sizes, work: Work) -> int:
     - each of the two norms: its input aD, and with LayerNorm two statistics.
     - what the maps take: aD a norm. In bfloat16 each map has a copy of its own: hD for queries, keys, values, and for
       the one or (gated) two maps into the MLP.
-    - norms on queries and keys: the same as above, of D + Hk Dh features, always in float32; and since they change how
-      the queries lie in memory, the output map takes a copy of the result, hD.
+    - norms on queries and keys: the same as above, of D + Hk Dh features, always in float32.
     - fused attention: queries, keys, values and result, 4 hD, and a log-sum a head, 4H. Scores are never kept, which is
       why there is no term N². A rotation keeps nothing of its input.
     - the MLP: before and after the activation, 2 hF; gated 4 hF. ReLU² and GELU alike keep their input.
@@ -161,7 +160,6 @@ def layer_activation_bytes(s: Sizes, work: Work) -> int:
     attention = 4 * h * D + 4 * s.heads
     if s.head_norm is not None:
         norms += _norm_bytes(s.head_norm, D + s.keys, s.heads + s.kv_heads)
-        attention += h * D
     mlp = (4 if s.gated else 2) * h * F
     dropout = 2 * h * D if s.dropout > 0 else 0
     return work.samples * s.context * (norms + maps + attention + mlp + dropout) + _mask_bytes(s, work)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.lean import LeanStep
 from tokenloom.models.protocols import State
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
@@ -185,7 +186,10 @@ class GPT(nn.Module):
         shape = (batch, c.kv_heads or c.heads, capacity, c.width // c.heads)
         cache = KeyValueCache(c.depth, shape, self.tokens.weight.detach(), c.window)
         kept = cache.lengths.new_zeros(batch, 0 if c.window is not None else c.context)
-        return GPTState(cache, kept, cache.lengths)
+        lean = None
+        if c.window is None:
+            lean = LeanStep.of(self.tokens, self.positions, self.transformer, self.readout, c.context)
+        return GPTState(cache, kept, cache.lengths, lean)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, GPTState]:
@@ -199,7 +203,7 @@ class GPT(nn.Module):
         """
         own = _checked(tokens, state, counts)
         own.spent = True
-        after = GPTState(own.cache, own.kept, own.lengths + (tokens.shape[1] if counts is None else counts))
+        after = GPTState(own.cache, own.kept, own.lengths + (tokens.shape[1] if counts is None else counts), own.lean)
         logits = []
         for start, stop in self._pieces(tokens.shape[1], own.cache):
             new = None if counts is None else (counts - start).clamp(0, stop - start)
@@ -220,7 +224,10 @@ class GPT(nn.Module):
     def _read(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> Tensor:
         """Logits (B, N, vocab) of a chunk for which the cache has room."""
         state.keep(tokens)
-        logits: Tensor = self(Batch({"text": Stream(ids=tokens)}), cache=state.cache)
+        if state.lean is not None and tokens.shape[1] == 1 and state.cache.even:
+            logits = state.lean(tokens[:, 0], state.cache)[:, None]
+        else:
+            logits = self(Batch({"text": Stream(ids=tokens)}), cache=state.cache)
         state.cache.advance(tokens.shape[1], counts)
         return logits
 
@@ -234,11 +241,12 @@ class GPT(nn.Module):
 
 
 class GPTState:
-    """What a GPT keeps: the cache, the ids it holds (B, context), and how many tokens each row has been fed."""
+    """What a GPT keeps: the cache, the ids it holds (B, context), how many tokens each row has been fed, and its lean
+    step, which has the weights of the moment when the state was started."""
 
-    def __init__(self, cache: KeyValueCache, kept: Tensor, lengths: Tensor) -> None:
+    def __init__(self, cache: KeyValueCache, kept: Tensor, lengths: Tensor, lean: LeanStep | None) -> None:
         self.cache, self.kept = cache, kept
-        self.lengths = lengths
+        self.lengths, self.lean = lengths, lean
         # Feeding changes the cache in place, so that a state can be fed once.
         self.spent = False
 
@@ -267,7 +275,7 @@ class GPTState:
     def select(self, rows: Tensor) -> GPTState:
         """An independent state of the given rows, which may repeat."""
         self.require_fresh()
-        return GPTState(self.cache.select(rows), self.kept[rows], self.lengths[rows])
+        return GPTState(self.cache.select(rows), self.kept[rows], self.lengths[rows], self.lean)
 
     def fork(self, n: int) -> GPTState:
         """An independent state in which every row stands n times."""

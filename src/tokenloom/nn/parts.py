@@ -69,9 +69,16 @@ class RMSNorm(nn.Module):
 
     def forward(self, X: Tensor) -> Tensor:
         wide = X.to(torch.promote_types(X.dtype, torch.float32))
+        if not torch.is_grad_enabled():
+            # Calling a Function costs more than a token's norm.
+            weight = None if self.weight is None else self.weight.to(wide.dtype)
+            return F.rms_norm(wide, X.shape[-1:], weight, self.eps).to(self._result(X))
         Y: Tensor = _Normalise.apply(wide, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return Y.to(self._result(X))
+
+    def _result(self, X: Tensor) -> torch.dtype:
         # Under autocast the scale is float32, and so is the result; a model in half precision stays in it.
-        return Y.to(X.dtype if self.weight is None else torch.promote_types(X.dtype, self.weight.dtype))
+        return X.dtype if self.weight is None else torch.promote_types(X.dtype, self.weight.dtype)
 
 
 class _ReluSquared(torch.autograd.Function):
@@ -92,6 +99,8 @@ class _ReluSquared(torch.autograd.Function):
 
 def relu_squared(X: Tensor) -> Tensor:
     """max(x, 0)², So et al. 2021 ("Primer")."""
+    if not torch.is_grad_enabled():
+        return F.relu(X).square_()
     squared: Tensor = _ReluSquared.apply(X)  # type: ignore[no-untyped-call]
     return squared
 

@@ -254,7 +254,8 @@ class Display:
     def _draw(self) -> None:
         from tokenloom.drawing.terminal import terminal_curve
 
-        baseline = None if self._baseline is None else (self._baseline.name, self._baseline.value)
+        beside = self._baseline if self._baseline is not None and self._baseline.metric == "loss" else None
+        baseline = None if beside is None else (beside.name, beside.value)
         series: dict[str, Sequence[tuple[float, float]]] = {
             "training": self._training_curve,
             "validation": self._validation_curve,
@@ -273,8 +274,7 @@ class Display:
             return
         if "loss" in result:
             print("\n".join(fitting.task.metric_lines(self._best)))
-            if self._baseline is not None:
-                better = result["loss"] < self._baseline.value
+            if self._baseline is not None and (better := self._baseline.beaten(result)) is not None:
                 verdict = "beats" if better else "does not beat"
                 print(f"{verdict} the simple method, {self._baseline.name} ({self._baseline.value:.4f})")
         if example and (text := fitting.task.example()):

@@ -85,7 +85,7 @@ def read_json(
     """
     # Inside JSON a line end within a string is always escaped, so these are only the ends of the lines.
     text = fold_newlines(text).removeprefix("\ufeff")
-    numbered = list(json_lines(text.split("\n"))) if lines else _json_any(text)
+    numbered = list(json_lines(text.split("\n"))) if lines else json_any(text)
     column = json_column(numbered, column, notes)
     return list(json_documents(numbered, name, column=column, newlines=newlines, notes=notes))
 
@@ -118,7 +118,8 @@ def json_lines(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
         yield number, _parse(line, number)
 
 
-def _json_any(text: str) -> list[tuple[int, Any]]:
+def json_any(text: str) -> list[tuple[int, Any]]:
+    """The numbered rows of a file that holds JSON lines, one list, or one object. Raises Unreadable."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):

@@ -200,12 +200,7 @@ def _file(
     path: Path, name: str, how: How, notes: list[str], *, strict_column: bool = True
 ) -> tuple[list[Document], bool]:
     """The documents of one file, and whether its borders mean something. Raises Unreadable."""
-    raw = _bytes(path)
-    bare = path.name.lower()
-    if bare.endswith(".gz"):
-        bare = bare.removesuffix(".gz")
-        raw = _unzipped(raw)
-    ending = os.path.splitext(bare)[1]
+    raw, ending = raw_of(path)
     if ending not in JSON_ENDINGS + TABLE_ENDINGS:
         if how.column is not None and strict_column:
             raise Unreadable(
@@ -231,6 +226,14 @@ def _some_text(text: str, raw: bytes) -> str:
     if not text.strip().strip("\ufeff"):
         raise Unreadable(f"nothing but white space ({counted(len(raw), 'byte')}): there is no text in it")
     return text
+
+
+def raw_of(path: Path) -> tuple[bytes, str]:
+    """The bytes of a file, unzipped where it is compressed, and its name's ending without .gz. Raises Unreadable."""
+    raw, bare = _bytes(path), path.name.lower()
+    if bare.endswith(".gz"):
+        bare, raw = bare.removesuffix(".gz"), _unzipped(raw)
+    return raw, os.path.splitext(bare)[1]
 
 
 def _bytes(path: Path) -> bytes:

@@ -86,13 +86,13 @@ def apply(figure: Figure, axes: Axes, dark: bool) -> None:
     if legend is not None:
         legend.get_frame().set(facecolor=look.background, edgecolor=look.grid, alpha=0.9)
         texts += legend.get_texts()
-    families = _families()
+    script_fonts = families()
     for text in texts:
         # These may hold a file name: a dollar sign in it starts no formula, and it may be in any script.
-        text.set(color=look.ink, parse_math=False, fontfamily=families)
+        text.set(color=look.ink, parse_math=False, fontfamily=script_fonts)
 
 
-def _families() -> list[str]:
+def families() -> list[str]:
     """matplotlib's own font, then whatever this machine has for scripts that it lacks."""
     from matplotlib.font_manager import fontManager
 

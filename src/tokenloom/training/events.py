@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,13 +35,22 @@ class Planned(Event):
 class Baseline(Event):
     """What a simple method reaches on the same validation data.
 
-    unit: in which `value` is given, the same as the run's validation loss.
+    unit: in which `value` is given. metric: which of the run's metrics it is held against, in the same unit; of `loss`
+    less is better, and of any other more.
     """
 
     name: str
     value: float
     unit: str
     note: str = ""
+    metric: str = "loss"
+
+    def beaten(self, metrics: Mapping[str, float]) -> bool | None:
+        """Whether a run with these metrics is better; None when it lacks this one."""
+        found = metrics.get(self.metric)
+        if found is None:
+            return None
+        return found < self.value if self.metric == "loss" else found > self.value
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,17 @@ class Term:
 Terms = dict[str, Term]
 
 
-def cross_entropy_term(logits: Tensor, targets: Tensor) -> Term:
+def cross_entropy_term(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Term:
     """−log softmax(logits)[target], summed over the counted targets of each sample.
 
     logits: (B, N, vocab), targets: (B, N) int64 with `IGNORE` where nothing is asked; or (B, vocab) and (B,); or
-    (B, N, Q, vocab) and (B, N, Q).
+    (B, N, Q, vocab) and (B, N, Q). smoothing: the share of each target that is spread over all ids evenly (Szegedy et
+    al. 2016, section 7).
     """
     rows = logits.flatten(0, -2)
     if rows.dtype != torch.float64:
         rows = rows.float()  # half precision would round the sum
-    losses = cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none")
+    losses = cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
     B = len(targets)
     return Term(losses.reshape(B, -1).sum(1), (targets != IGNORE).reshape(B, -1).sum(1))
 

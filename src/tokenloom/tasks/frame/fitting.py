@@ -208,7 +208,7 @@ def draw_curve(folder: RunFolder, baseline: Baseline | None) -> None:
             rows,
             folder.curve,
             title=folder.path.name,
-            baseline=None if baseline is None else (baseline.name, baseline.value),
+            baseline=None if baseline is None or baseline.metric != "loss" else (baseline.name, baseline.value),
         )
     except UserError:
         return
@@ -392,7 +392,12 @@ def summary(fitting: Fitting, events: list[Event], began: float) -> dict[str, An
         }
     for event in events:
         if isinstance(event, Baseline):
-            result["baseline"] = {"name": event.name, "value": event.value, "unit": event.unit}
+            result["baseline"] = {
+                "name": event.name,
+                "value": event.value,
+                "unit": event.unit,
+                "metric": event.metric,
+            }
         elif isinstance(event, Finished):
             result |= {**event.best, "steps": event.step, "best_step": event.best_step, "reason": event.reason}
             result["training_seconds"] = event.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,16 @@ class Dial:
     recipe: dict[str, Any]
 
 
+def rates(width: int) -> dict[str, float]:
+    """Peak rates for a transformer of that width: Muon's holds over widths, AdamW's falls with them."""
+    return {"matrix_rate": 0.02, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
+
+
 def _dial(depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0) -> Dial:
     sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
-    # Muon's rate holds over widths, AdamW's falls with them.
-    rates = {"matrix_rate": 0.02, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
-    return Dial(sizes, dropout, {"batch": batch, **rates, "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0})
+    return Dial(
+        sizes, dropout, {"batch": batch, **rates(width), "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0}
+    )
 
 
 DIAL = {
@@ -34,8 +40,8 @@ DIAL = {
 }
 
 
-def dial(size: str) -> Dial:
+def dial(size: str, positions: Mapping[str, Dial] = DIAL) -> Dial:
     """The position of that name. Raises UserError naming the nearest."""
-    if size not in DIAL:
-        raise UserError(f"--size {size}: no such size{nearest(size, DIAL)}; there are {', '.join(DIAL)}")
-    return DIAL[size]
+    if size not in positions:
+        raise UserError(f"--size {size}: no such size{nearest(size, positions)}; there are {', '.join(positions)}")
+    return positions[size]

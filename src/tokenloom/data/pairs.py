@@ -1,0 +1,396 @@
+"""Pairs of texts, a source and its target: from a table with two columns, or from two files aligned line by line.
+
+A row is counted as `tables.py` counts it; a line of aligned files from 1. What cannot be used is named, never dropped
+silently.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenloom.data import recipes
+from tokenloom.data.documents import DataSet, Document, TextData
+from tokenloom.data.names import counted, did_you_mean, some
+from tokenloom.data.splits import DEFAULT_FRACTION, whole_documents
+from tokenloom.data.tables import json_any, json_lines, table_delimiter, table_records
+from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, raw_of, reason_of, shown_path
+from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newlines
+from tokenloom.errors import UserError
+
+# Headers by which the two sides are known: a column of the first kind beside one of the second.
+SOURCES = ("source", "src", "input", "from", "question")
+TARGETS = ("target", "tgt", "trg", "output", "to", "translation", "answer")
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?")
+_SENTENCE = re.compile(r"[.!?…。！？;:,¿¡]|\s\S+\s|.{31}")  # What a name of a column does not have.
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A source and its target. `id` stays the same from one reading to the next."""
+
+    id: str
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class PairData(DataSet):
+    """Pairs in reading order, no side of any of them empty."""
+
+    pairs: list[Pair]
+
+    def as_text(self) -> TextData:
+        """The texts in them: a document a pair, its source and target on a line each."""
+        documents = [Document(pair.id, f"{pair.source}\n{pair.target}\n") for pair in self.pairs]
+        return TextData(documents, True, **{name: getattr(self, name) for name in DataSet.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """Where the two sides stand in a table.
+
+    source, target: names of columns, or numbers from 1 in a table without a header; guessed when not given. header:
+    whether the first row names the columns; guessed when None.
+    """
+
+    source: str | None = None
+    target: str | None = None
+    header: bool | None = None
+
+
+def read_pairs(
+    source: str, *, target: str | None = None, columns: PairColumns | None = None, encoding: str = "utf-8"
+) -> PairData:
+    """Pairs from whatever `source` names.
+
+    - a built-in data set that holds pairs;
+    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (also with `.gz`): a pair a row, see `PairColumns`;
+    - with `target`, a text file whose line n is the source of line n of the file `target`.
+
+    Raises UserError, naming the file and the row, for what cannot be read, and for aligned files of unequal length.
+    """
+    check_encoding(encoding)
+    columns = columns or PairColumns()
+    if source in recipes.names():
+        return _built_in(source, target, columns)
+    if target is not None:
+        if columns != PairColumns():
+            raise UserError(f"--target {target}: two aligned files have no columns; leave the options of tables away")
+        return _aligned(source, target, encoding)
+    text, ending = _text(source, encoding)
+    name = printable_path(Path(source).name)
+    try:
+        if ending in JSON_ENDINGS:
+            sorter = _json_pairs(text, name, ending, columns)
+        elif ending in TABLE_ENDINGS:
+            sorter = _table_pairs(text, name, ending == ".tsv", columns)
+        else:
+            raise Unreadable(
+                "plain text holds no pairs: give a table (.csv, .tsv, .jsonl, .json), or with --target FILE the file"
+                " whose lines are the targets of its lines"
+            )
+        return sorter.data()
+    except Unreadable as error:
+        raise UserError(f"{shown_path(source)}: {error}") from None
+
+
+def _built_in(name: str, target: str | None, columns: PairColumns) -> PairData:
+    if target is not None or columns != PairColumns():
+        raise UserError(f"{name} is a built-in data set: --target and the options of tables do not apply to it")
+    data = recipes.load_data(name)
+    if not isinstance(data, PairData):
+        raise UserError(f"{name} holds no pairs ({recipes.find(name).what})")
+    if os.path.lexists(name):
+        data = replace(data, notes=[*data.notes, f"{name!r} is the built-in data set; the file is ./{name}"])
+    return data
+
+
+def _text(path: str, encoding: str) -> tuple[str, str]:
+    """The text of a file, its line ends as they are, and its ending. Raises UserError."""
+    if path == "-" or not path:
+        raise UserError("pairs are read from a file: give a table, or two aligned files with --target")
+    if Path(path).is_dir():
+        raise UserError(f"{shown_path(path)} is a folder: give a table of pairs, or two aligned files with --target")
+    if not os.path.lexists(path):
+        raise UserError(no_such(path))
+    try:
+        raw, ending = raw_of(Path(path))
+        text = decode(raw, encoding, "keep").removeprefix("\ufeff")
+    except Unreadable as error:
+        raise UserError(f"{shown_path(path)}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {shown_path(path)}: {reason_of(error)}") from None
+    if not text.strip():
+        raise UserError(f"{shown_path(path)}: empty: there is no text in it")
+    return text, ending
+
+
+def _aligned(source: str, target: str, encoding: str) -> PairData:
+    sides = []
+    for path in (source, target):
+        text, ending = _text(path, encoding)
+        if ending in JSON_ENDINGS + TABLE_ENDINGS:
+            raise UserError(f"{shown_path(path)}: a table; --target joins two plain text files, line by line")
+        sides.append(fold_newlines(text).removesuffix("\n").split("\n"))
+    if len(sides[0]) != len(sides[1]):
+        counts = " and ".join(
+            f"{shown_path(path)} has {counted(len(lines), 'line')}"
+            for path, lines in zip((source, target), sides, strict=True)
+        )
+        raise UserError(f"{counts}: aligned files have as many lines, one a pair")
+    sorter = _Sorter(f"{printable_path(Path(source).name)} + {printable_path(Path(target).name)}", "line")
+    for number, (one, other) in enumerate(zip(*sides, strict=True), start=1):
+        sorter.take(number, one, other)
+    try:
+        return sorter.data()
+    except Unreadable as error:
+        raise UserError(f"{shown_path(source)} and {shown_path(target)}: {error}") from None
+
+
+@dataclass
+class _Sorter:
+    """Sorts rows into pairs and reasons for leaving them out."""
+
+    name: str
+    unit: str = "row"
+    notes: list[str] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    left: dict[str, list[int]] = field(default_factory=dict)
+
+    def take(self, number: int, source: object, target: object) -> None:
+        texts: list[str] = []
+        for side, value in (("source", source), ("target", target)):
+            if value is None:
+                return self.leave(number, f"without a {side}")
+            if not isinstance(value, str):
+                return self.leave(number, f"whose {side} is no text")
+            if not value.strip():
+                return self.leave(number, f"with an empty {side}")
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                return self.leave(number, "with half of a surrogate pair, which is no character")
+            texts.append(fold_newlines(value))
+        self.pairs.append(Pair(f"{self.name}:{number}", *texts))
+        return None
+
+    def leave(self, number: int, reason: str) -> None:
+        self.left.setdefault(reason, []).append(number)
+
+    def data(self) -> PairData:
+        """Everything that was found. Raises Unreadable when there is no pair at all."""
+        left = [f"{counted(len(rows), self.unit)} {reason}: {some(rows, _SHOWN)}" for reason, rows in self.left.items()]
+        if not self.pairs:
+            raise Unreadable(f"no pair in it; {'; '.join(left)}" if left else "no pair in it")
+        notes = [*self.notes, *(f"left out {line}" for line in left)]
+        return PairData(self.pairs, name=self.name, notes=notes)
+
+
+def _json_pairs(text: str, name: str, ending: str, columns: PairColumns) -> _Sorter:
+    if columns.header is not None:
+        raise Unreadable("the fields of JSON have names: leave --header away")
+    text = fold_newlines(text)
+    rows = list(json_lines(text.split("\n"))) if ending != ".json" else json_any(text)
+    if rows and all(isinstance(row, list) for _, row in rows):
+        rows = [(number, {str(i): cell for i, cell in enumerate(row, start=1)}) for number, row in rows]
+    fields = list(dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row))
+    worded = {key for _, row in rows if isinstance(row, dict) for key, value in row.items() if isinstance(value, str)}
+    sorter = _Sorter(name)
+    source, target = _sides(fields, [key for key in fields if key in worded], columns, sorter.notes)
+    for number, row in rows:
+        if isinstance(row, dict):
+            sorter.take(number, row.get(source), row.get(target))
+        else:
+            sorter.leave(number, "that are no objects with fields")
+    return sorter
+
+
+def _table_pairs(text: str, name: str, tabs: bool, columns: PairColumns) -> _Sorter:
+    records = list(table_records(io.StringIO(text.rstrip("\r\n"), newline=""), table_delimiter(text, tabs)))
+    first = [cell.strip() for cell in records[0][1]]
+    sorter = _Sorter(name)
+    if _has_header(first, columns, sorter.notes):
+        records, titles = records[1:], first
+        twice = [title for title in dict.fromkeys(titles) if titles.count(title) > 1]
+        if twice:
+            raise Unreadable(f"has {titles.count(twice[0])} columns called {twice[0]!r}: rename one of them")
+    else:
+        titles = [str(number) for number in range(1, len(first) + 1)]
+    worded = [title for place, title in enumerate(titles) if any(_worded(cells, place) for _, cells in records)]
+    source, target = (titles.index(title) for title in _sides(titles, worded, columns, sorter.notes))
+    for number, cells in records:
+        if len(cells) > len(titles):
+            sorter.leave(number, f"with more cells than the first row's {len(titles)}")
+        elif not cells:
+            sorter.leave(number, "that are blank")
+        else:
+            sorter.take(number, *(cells[place] if place < len(cells) else None for place in (source, target)))
+    return sorter
+
+
+def _worded(cells: list[str], place: int) -> bool:
+    return place < len(cells) and bool(cells[place].strip())
+
+
+def _has_header(first: list[str], columns: PairColumns, notes: list[str]) -> bool:
+    """Whether the first row names the columns: as said, by a name that is given or known, or since it is a sentence."""
+    if columns.header is not None:
+        return columns.header
+    given = [name for name in (columns.source, columns.target) if name is not None]
+    if given:
+        return any(name in first for name in given) or not all(name.isdecimal() for name in given)
+    if _known_sides(first) is not None:
+        return True
+    shown = some(map(repr, first), 5)
+    if any(_SENTENCE.search(cell) for cell in first):
+        notes.append(f"the first row ({shown}) is taken for a pair, and not for a header; --header says that it is one")
+        return False
+    raise Unreadable(f"is the first row ({shown}) a header or a pair? --header or --no-header says it")
+
+
+def _known_sides(titles: Iterable[str]) -> tuple[str, str] | None:
+    """The two columns that are named as a source and a target, or by two languages."""
+    by_name = {title.casefold(): title for title in titles}
+    source, target = (next((by_name[n] for n in names if n in by_name), None) for names in (SOURCES, TARGETS))
+    if source is not None and target is not None:
+        return source, target
+    languages = [title for title in by_name.values() if _LANGUAGE.fullmatch(title) and title.casefold() != "id"]
+    return (languages[0], languages[1]) if len(by_name) == len(languages) == 2 else None
+
+
+def _sides(titles: list[str], worded: list[str], columns: PairColumns, notes: list[str]) -> tuple[str, str]:
+    """The columns of source and target: as given, by their names, or the only two with text in them."""
+    for option, name in (("source", columns.source), ("target", columns.target)):
+        if name is not None and name not in titles:
+            hint = did_you_mean(name, titles)
+            raise Unreadable(f"has no column {name!r} among {some(titles)}{hint} (--{option}-column)")
+    if columns.source is not None and columns.source == columns.target:
+        raise Unreadable(f"{columns.source!r} cannot be the source and the target: give two columns")
+    if columns.source is not None and columns.target is not None:
+        return columns.source, columns.target
+    guess = _known_sides(titles)
+    rest = [title for title in worded if title not in (columns.source, columns.target)]
+    if columns.source is None and columns.target is None and guess is None and len(rest) == 2:
+        guess = (rest[0], rest[1])
+    if (columns.source is None) != (columns.target is None) and len(rest) == 1:
+        guess = (columns.source or rest[0], columns.target or rest[0])
+    if guess is None:
+        raise Unreadable(
+            f"which columns are the source and the target? --source-column and --target-column say it:"
+            f" {some(titles) or 'there are none'}"
+        )
+    notes.append(f"sources are taken from {guess[0]!r} and targets from {guess[1]!r}, a guess; --source-column and")
+    notes[-1] += " --target-column take others"
+    return guess
+
+
+@dataclass(frozen=True)
+class PairSplit:
+    """The two parts of some pairs, how they were told apart, and what was noticed."""
+
+    training: PairData
+    validation: PairData
+    how: str
+    notes: list[str] = field(default_factory=list)
+
+
+def split_pairs(data: PairData, fraction: float = DEFAULT_FRACTION, *, validation: PairData | None = None) -> PairSplit:
+    """Keep a part for validation: `validation` where it is given, else about `fraction` of the different sources.
+
+    Pairs with the same source stay on one side. Which they are goes by a hash of their ids, so that a new pair does not
+    shuffle the others. Raises UserError when one side would be empty.
+    """
+    notes = _repeats(data)
+    if validation is not None:
+        known = {pair.source for pair in data.pairs}
+        shared = [pair.id for pair in validation.pairs if pair.source in known]
+        if shared:
+            of = counted(len(validation.pairs), "validation pair")
+            notes.append(f"sources that are in the training pairs too: {len(shared):,} of {of}: {some(shared, 5)}")
+        return PairSplit(data, validation, f"validation on {validation.name}, which was given", notes)
+    first_id: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for pair in data.pairs:
+        first_id.setdefault(pair.source, pair.id)
+        sizes[pair.source] = sizes.get(pair.source, 0) + 1
+    if len(sizes) < 2:
+        raise UserError(
+            f"{data.name}: {counted(len(data.pairs), 'pair')} with {counted(len(sizes), 'different source')} cannot be"
+            " split: give more, or pairs to validate on with --validation"
+        )
+    chosen = whole_documents(sizes, first_id, fraction, 0)
+    kept = [pair for pair in data.pairs if pair.source not in chosen]
+    held = [pair for pair in data.pairs if pair.source in chosen]
+    how = f"{len(kept):,} pairs train, {len(held):,} validate, chosen by a hash; no source is on both sides"
+    return PairSplit(replace(data, pairs=kept), replace(data, pairs=held, notes=[], skipped=[]), how, notes)
+
+
+def _repeats(data: PairData) -> list[str]:
+    sources = {pair.source for pair in data.pairs}
+    exact = len(data.pairs) - len({(pair.source, pair.target) for pair in data.pairs})
+    others = len(data.pairs) - len(sources) - exact
+    notes = []
+    if exact:
+        notes.append(f"{counted(exact, 'pair')} repeat another exactly")
+    if others:
+        notes.append(f"{counted(others, 'pair')} have the source of another, and another target")
+    return notes
+
+
+def pair_report(parts: PairSplit, extra: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+    """What a person should know before training: as lines `label: what`, and as plain values."""
+    training, validation = parts.training, parts.validation
+    every = [*training.pairs, *validation.pairs]
+    rows = [("data", training.name + (f" ({training.licence})" if training.licence else ""))]
+    rows += [("pairs", parts.how)]
+    longest: dict[str, tuple[str, int]] = {}
+    unseen: dict[str, list[str]] = {}
+    for side in ("source", "target"):
+        texts = [getattr(pair, side) for pair in every]
+        at = max(range(len(texts)), key=lambda i: len(texts[i]))
+        longest[side] = (every[at].id, len(texts[at]))
+        known = set().union(*(getattr(pair, side) for pair in training.pairs))
+        unseen[side] = sorted(set().union(*(getattr(pair, side) for pair in validation.pairs)) - known)
+        mean = sum(map(len, texts)) / len(texts)
+        what = f"{mean:.1f} characters on average, {longest[side][1]:,} at most ({longest[side][0]})"
+        rows.append((f"{side}s", f"{what}, {len(known | set(unseen[side])):,} different characters"))
+        if unseen[side]:
+            rows.append(("never seen", f"characters of validation {side}s alone: {some(map(repr, unseen[side]), 10)}"))
+    notes = [*training.notes, *validation.notes, *parts.notes]
+    rows += [*(("note", note) for note in notes), *extra.items()]
+    width = max(12, *(len(label) + 2 for label, _ in rows))
+    report = {
+        "name": training.name,
+        "licence": training.licence,
+        "training": len(training.pairs),
+        "validation": len(validation.pairs),
+        "how": parts.how,
+        "longest": longest,
+        "unseen": unseen,
+        "notes": notes,
+        "extra": dict(extra),
+    }
+    return [f"{label + ':':<{width}}{what}" for label, what in rows], report
+
+
+def looks_like_pairs(path: str) -> bool:
+    """Whether a file is a table whose header names a source and a target; reads its beginning alone."""
+    ending = Path(path.lower()).suffix
+    if ending not in (*TABLE_ENDINGS, ".jsonl", ".ndjson") or not Path(path).is_file():
+        return False
+    try:
+        with open(path, "rb") as file:
+            head = file.readline(1 << 16).decode("utf-8-sig")
+        if ending not in TABLE_ENDINGS:
+            titles = [key for _, row in json_lines([head]) if isinstance(row, dict) for key in row]
+        else:
+            records: Iterator[tuple[int, list[str]]] = table_records([head], table_delimiter(head, ending == ".tsv"))
+            titles = [cell.strip() for _, cells in records for cell in cells]
+    except (OSError, UnicodeDecodeError, Unreadable):
+        return False
+    return _known_sides(titles) is not None

@@ -227,7 +227,7 @@ def _table_pairs(text: str, name: str, tabs: bool, columns: PairColumns) -> _Sor
         if len(cells) > len(titles):
             sorter.leave(number, f"with more cells than the first row's {len(titles)}")
         elif not cells:
-            sorter.leave(number, "that are blank")
+            sorter.leave(number, "with nothing in it")
         else:
             sorter.take(number, *(cells[place] if place < len(cells) else None for place in (source, target)))
     return sorter
@@ -336,9 +336,9 @@ def _repeats(data: PairData) -> list[str]:
     others = len(data.pairs) - len(sources) - exact
     notes = []
     if exact:
-        notes.append(f"{counted(exact, 'pair')} repeat another exactly")
+        notes.append(f"exact repeats of another pair: {exact:,}")
     if others:
-        notes.append(f"{counted(others, 'pair')} have the source of another, and another target")
+        notes.append(f"pairs with the source of another, and another target: {others:,}")
     return notes
 
 

@@ -388,8 +388,7 @@ class Translation(Translates):
         tiny = {"width": 16, "depth": 2, "batch": 8}
         return {
             "transformer": Example(str(table), {**tiny, "heads": 2}),
-            "chapter": Example(str(table), {**tiny, "heads": 2, "style": "chapter", "vocabularies": "separate"}),
-            "rnn": Example(str(table), {**tiny, "model": "rnn"}),
+            "rnn": Example(str(table), {**tiny, "model": "rnn", "vocabularies": "separate"}),
             "rnn-attention": Example(str(table), {**tiny, "model": "rnn-attention"}),
         }
 

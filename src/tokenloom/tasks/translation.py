@@ -229,7 +229,7 @@ class Translation(Translates):
         self.settings = replace(s, **chosen, dropout=dropout)
 
     def derived(self) -> dict[str, Any]:
-        sizes = {
+        sizes: dict[str, Any] = {
             name: self.model_config[name]
             for name in ("width", "depth", "heads", "dropout")
             if name in self.model_config

@@ -68,6 +68,21 @@ def test_more_text_than_memory(
     assert (tmp_path / "runs/tokens/model.safetensors").is_file()
 
 
+def test_translating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("babel")
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in block("translation").splitlines() if line and not line.startswith("#")]
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "tokenloom"
+        assert main(words) == 0, f"{line}: {capsys.readouterr().err}"
+        out = capsys.readouterr().out
+        if "--beam" in line:
+            assert len(out.splitlines()) == 2
+    assert "exact:" in out
+    assert (tmp_path / "dates.png").is_file()
+
+
 def test_the_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(block("python"), "README.md", "exec"), {})

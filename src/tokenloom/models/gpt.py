@@ -82,8 +82,9 @@ def modern_style(vocab: int, context: int, width: int, depth: int, heads: int) -
 STYLES = {"chapter": chapter_style, "modern": modern_style}
 
 
-def _table(config: GPTConfig) -> Table:
-    """How each parameter starts. Rows that end in `?` serve parts that a config may leave out."""
+def body_table(config: GPTConfig) -> Table:
+    """How each parameter of tokens, positions and layers starts. Rows that end in `?` serve parts that may be left
+    out."""
     if config.start == "chapter":
         attention = normal_by_inputs()
         return [
@@ -93,7 +94,6 @@ def _table(config: GPTConfig) -> Table:
             ("*norm*.weight?", constant(1.0)),
             ("*norm*.bias?", constant(0.0)),
             ("*.mlp.*", framework_linear),
-            ("readout.*", framework_linear),
         ]
     return [
         ("tokens.weight", normal(1.0)),
@@ -107,9 +107,27 @@ def _table(config: GPTConfig) -> Table:
         ("*norm*.weight?", constant(1.0)),
         ("*norm*.bias?", constant(0.0)),
         ("*.mlp.*.bias?", constant(0.0)),
-        ("readout.weight", normal_by_inputs(0.5)),
-        ("readout.bias", constant(0.0)),
     ]
+
+
+def readout_table(config: GPTConfig) -> Table:
+    """How the linear map from features to logits starts."""
+    if config.start == "chapter":
+        return [("readout.*", framework_linear)]
+    return [("readout.weight", normal_by_inputs(0.5)), ("readout.bias", constant(0.0))]
+
+
+def make_layer(config: GPTConfig) -> TransformerLayer:
+    """One layer of the stack."""
+    head_norm = config.head_norm
+    attention = MultiHeadAttention(
+        config.width,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_norm=None if head_norm is None else lambda width: make_norm(head_norm, width),
+    )
+    mlp = make_mlp(config.mlp, config.width)
+    return TransformerLayer(attention, mlp, lambda: make_norm(config.norm, config.width), dropout=config.dropout)
 
 
 class GPT(nn.Module):
@@ -123,21 +141,9 @@ class GPT(nn.Module):
         self.positions = make_positions(config.positions, width=D, heads=config.heads, limit=config.context)
         if config.window is not None and not is_relative(self.positions):
             raise ValueError(f"a window needs relative positions, and {config.positions['kind']!r} ones are not")
-        self.transformer = Transformer([self._layer() for _ in range(config.depth)], make_norm(config.norm, D))
+        self.transformer = Transformer([make_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
         self.readout = nn.Linear(D, config.vocab)
-        initialise(self, _table(config), torch.Generator().manual_seed(seed))
-
-    def _layer(self) -> TransformerLayer:
-        c = self.config
-        head_norm = c.head_norm
-        attention = MultiHeadAttention(
-            c.width,
-            c.heads,
-            kv_heads=c.kv_heads,
-            head_norm=None if head_norm is None else lambda width: make_norm(head_norm, width),
-        )
-        mlp = make_mlp(c.mlp, c.width)
-        return TransformerLayer(attention, mlp, lambda: make_norm(c.norm, c.width), dropout=c.dropout)
+        initialise(self, [*body_table(config), *readout_table(config)], torch.Generator().manual_seed(seed))
 
     @property
     def vocab(self) -> int:

@@ -1,0 +1,111 @@
+"""A transformer encoder: every token looks at every other, and what is read from the features depends on the task.
+
+Devlin et al. 2019 ("BERT"); Bishop & Bishop, section 12.3.2. The body is one for all tasks, so that its weights carry
+over from one to another; the readout is each task's own. The styles are those of `gpt.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.gpt import GPTConfig, body_table, make_layer, readout_table
+from tokenloom.nn.initialise import initialise
+from tokenloom.nn.masks import Mask, Padding, Segments
+from tokenloom.nn.parts import make_norm
+from tokenloom.nn.positions import is_relative, make_positions
+from tokenloom.nn.taps import Taps
+from tokenloom.nn.transformer import Transformer
+
+READS = ("tokens", "class", "mean")
+
+
+@dataclass(frozen=True)
+class EncoderConfig(GPTConfig):
+    """Sizes and parts as in `GPTConfig`.
+
+    outputs: logits of the readout. read: from what they are read: "tokens" (each token, for words to be filled in and
+    for labels of words), "class" (the first real token of a row, which is the class token), or "mean" (over all real
+    tokens).
+    """
+
+    outputs: int = 1
+    read: str = "tokens"
+
+
+class EncoderBody(nn.Module):
+    """Token embedding + positions → bidirectional transformer. Features (B, N, D) of a stream's tokens."""
+
+    def __init__(self, config: GPTConfig, seed: int = 0) -> None:
+        super().__init__()
+        if config.window is not None:
+            raise ValueError("an encoder looks both ways, and has no window")
+        D = config.width
+        self.tokens = nn.Embedding(config.vocab, D)
+        self.positions = make_positions(config.positions, width=D, heads=config.heads, limit=config.context)
+        self.transformer = Transformer([make_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
+        initialise(self, body_table(config), torch.Generator().manual_seed(seed))
+
+    def forward(self, text: Stream, taps: Taps | None = None) -> Tensor:
+        """text: ids (B, N) → (B, N, D). No token sees padding, nor a token of another segment."""
+        positions = text.positions_or_count(relative=is_relative(self.positions))
+        X: Tensor = self.positions.add(self.tokens(text.tokens), positions)
+        if taps is not None:
+            X = taps.see("embedded", X)
+        placement = self.positions.placement(positions, dtype=X.dtype)
+        X = self.transformer(X, mask=_mask(text), placement=placement, taps=taps)
+        return X
+
+
+def _mask(text: Stream) -> Mask | None:
+    mask: Mask | None = None
+    if text.real is not None:
+        mask = Padding(text.real)
+    if text.segments is not None:
+        own = Segments(text.segments, text.segments)
+        mask = own if mask is None else own & mask
+    return mask
+
+
+class Encoder(nn.Module):
+    """The body and a linear readout."""
+
+    def __init__(self, config: EncoderConfig, seed: int = 0) -> None:
+        super().__init__()
+        if config.read not in READS:
+            raise ValueError(f"no readout {config.read!r}: there are {', '.join(READS)}")
+        self.config = config
+        self.body = EncoderBody(config, seed)
+        self.readout = nn.Linear(config.width, config.outputs)
+        # A generator of its own: the readout starts the same whatever the body is.
+        rows = [(name.removeprefix("readout."), rule) for name, rule in readout_table(config)]
+        initialise(self.readout, rows, torch.Generator().manual_seed(seed + 1))
+
+    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+        """Logits for the stream "text": (B, N, outputs) when read from each token, else (B, outputs)."""
+        text = batch["text"]
+        X: Tensor = self.body(text, taps)
+        if self.config.read == "class":
+            X = class_token(X, text.real)
+        elif self.config.read == "mean":
+            X = mean_over_real(X, text.real)
+        logits: Tensor = self.readout(X)
+        return logits if taps is None else taps.see("logits", logits)
+
+
+def class_token(X: Tensor, real: Tensor | None) -> Tensor:
+    """The features of each row's first real token. X: (B, N, D), real: (B, N) bool or None → (B, D)."""
+    if real is None:
+        return X[:, 0]
+    return X[torch.arange(len(X), device=X.device), real.int().argmax(1)]
+
+
+def mean_over_real(X: Tensor, real: Tensor | None) -> Tensor:
+    """Σ_n real_n x_n / Σ_n real_n. X: (B, N, D), real: (B, N) bool or None → (B, D); zeros for a row of padding."""
+    if real is None:
+        return X.mean(1)
+    kept = real[..., None].to(X.dtype)
+    return (X * kept).sum(1) / kept.sum(1).clamp(min=1)

@@ -1,0 +1,95 @@
+"""The encoder: looks both ways, never at padding nor at other segments; three readouts from one body."""
+
+import pytest
+import torch
+
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.encoder import Encoder, EncoderConfig, class_token, mean_over_real
+from tokenloom.models.gpt import STYLES
+from tokenloom.nn.taps import Taps
+
+
+def encoder(style: str = "modern", read: str = "tokens", seed: int = 0) -> Encoder:
+    config = STYLES[style](11, 12, 16, 2, 2).as_dict()
+    model = Encoder(EncoderConfig(**config, outputs=3, read=read), seed)
+    with torch.no_grad():
+        # Modern layers start as the identity, which would hide what attention does.
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return model.double().eval()
+
+
+def text(ids: list[list[int]], **more: torch.Tensor) -> Batch:
+    return Batch({"text": Stream(ids=torch.tensor(ids), **more)})
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_token_sees_every_other(style: str) -> None:
+    model = encoder(style)
+    before, after = model(text([[1, 2, 3, 4]])), model(text([[1, 2, 3, 5]]))
+    assert bool(((before - after).abs().amax(-1) > 1e-6).all())
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("read", ["tokens", "class", "mean"])
+def test_padding_on_either_side_changes_nothing(style: str, read: str) -> None:
+    model = encoder(style, read)
+    alone = model(text([[1, 2, 3]]))
+    for ids, real in (([1, 2, 3, 9, 9], [1, 1, 1, 0, 0]), ([9, 9, 1, 2, 3], [0, 0, 1, 1, 1])):
+        mask = torch.tensor([real], dtype=torch.bool)
+        padded = model(text([ids], real=mask))
+        torch.testing.assert_close(padded[mask][None] if read == "tokens" else padded, alone)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_segments_in_one_row_are_as_if_alone(style: str) -> None:
+    model = encoder(style)
+    packed = model(
+        text(
+            [[1, 2, 3, 7, 8]],
+            positions=torch.tensor([[0, 1, 2, 0, 1]]),
+            segments=torch.tensor([[0, 0, 0, 1, 1]]),
+        )
+    )
+    alone = [model(text([[1, 2, 3]])), model(text([[7, 8]]))]
+    torch.testing.assert_close(packed, torch.cat(alone, 1))
+
+
+def test_the_order_of_tokens_matters() -> None:
+    model = encoder(read="mean")
+    assert float((model(text([[1, 2, 3]])) - model(text([[3, 2, 1]]))).abs().max()) > 1e-6
+
+
+def test_readouts_by_hand() -> None:
+    X = torch.arange(12.0).reshape(2, 3, 2)
+    real = torch.tensor([[True, True, False], [False, True, True]])
+    assert class_token(X, real).tolist() == [[0.0, 1.0], [8.0, 9.0]]
+    assert class_token(X, None).tolist() == [[0.0, 1.0], [6.0, 7.0]]
+    assert mean_over_real(X, real).tolist() == [[1.0, 2.0], [9.0, 10.0]]
+    assert mean_over_real(X, None).tolist() == [[2.0, 3.0], [8.0, 9.0]]
+    assert mean_over_real(X, torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2
+
+
+def test_the_body_starts_the_same_whatever_is_read_from_it() -> None:
+    config = STYLES["modern"](11, 12, 16, 2, 2).as_dict()
+    models = [Encoder(EncoderConfig(**config, outputs=n, read=read), 5) for n, read in ((11, "tokens"), (2, "class"))]
+    first, second = (model.body.state_dict() for model in models)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_taps_show_the_features_and_the_patterns() -> None:
+    model = encoder()
+    taps = Taps(["final", "*.pattern"])
+    logits = model(text([[1, 2, 3]]), taps=taps)
+    torch.testing.assert_close(model.readout(taps.values["final"]), logits)
+    pattern = taps.values["layers.0.pattern"]
+    assert pattern.shape == (1, 2, 3, 3)
+    assert bool((pattern > 0).all())
+
+
+@pytest.mark.parametrize(("change", "what"), [({"read": "last"}, "readout"), ({"window": 4}, "window")])
+def test_what_an_encoder_has_not(change: dict[str, object], what: str) -> None:
+    config = {**STYLES["modern"](11, 12, 16, 2, 2).as_dict(), **change}
+    with pytest.raises(ValueError, match=what):
+        Encoder(EncoderConfig(**config))  # type: ignore[arg-type]

@@ -127,16 +127,18 @@ def padded_right(s: Subject) -> float:
 
 
 def packed_alone(s: Subject) -> float:
-    """All rows one after the other in a single row, kept apart by segments and positions."""
+    """All rows one after the other in a single row without padding, kept apart by segments and positions."""
     batch = s.batch()
     name = s.task.decoded
     B, N = batch[name].shape
+    real = batch[name].real
+    kept = torch.ones(B, N, dtype=torch.bool) if real is None else real
     stream = Stream(
-        ids=batch[name].tokens.reshape(1, B * N),
-        positions=batch[name].positions_or_count().expand(B, N).reshape(1, B * N),
-        segments=torch.arange(B).repeat_interleave(N)[None],
+        ids=batch[name].tokens[kept][None],
+        positions=batch[name].positions_or_count().expand(B, N)[kept][None],
+        segments=torch.arange(B)[:, None].expand(B, N)[kept][None],
     )
-    targets = {key: target.reshape(1, B * N) for key, target in batch.targets.items()}
+    targets = {key: target[kept][None] for key, target in batch.targets.items()}
     return apart(s.sums(batch).sum(), s.sums(Batch({name: stream}, targets)).sum())
 
 

@@ -15,7 +15,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.output import duration, plain, quantity
-from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Planned, Prepared, Resumed, Saved, Stepped
+from tokenloom.training.events import (
+    Baseline,
+    Evaluated,
+    Event,
+    Finished,
+    Planned,
+    Prepared,
+    Resumed,
+    Saved,
+    Started,
+    Stepped,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -144,6 +155,9 @@ class Display:
             case Prepared():
                 for text in event.lines:
                     self.line(text)
+            case Started():
+                fresh = f"; fresh: {', '.join(event.fresh)}" if event.fresh else ""
+                self.line(field("starts", f"from {event.run}, with {event.taken} tensors of it{fresh}"))
             case Planned():
                 self._plan = event.plan
                 for text in plan_lines(event.plan):

@@ -25,6 +25,15 @@ class Prepared(Event):
 
 
 @dataclass(frozen=True)
+class Started(Event):
+    """The model has the weights of another run. taken: how many tensors; fresh: those that start anew, by name."""
+
+    run: str
+    taken: int
+    fresh: list[str]
+
+
+@dataclass(frozen=True)
 class Planned(Event):
     """The model is built and measured; nothing is trained yet."""
 

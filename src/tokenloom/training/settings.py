@@ -70,6 +70,8 @@ class TrainingSettings:
     batch: int | None = option(None, "samples a step, over all micro-batches")
     accumulate: int = option(1, "micro-batches that a step is split into, to save memory")
     seed: int = option(0, "seed of everything random")
+    init: str | None = option(None, "start from the weights of this run: its body, and a readout of one's own")
+    train: Literal["all", "head"] = option("all", "all: everything; head: the readout alone, on the body of --init")
     evaluate_every: int | None = option(None, "steps between evaluations of the whole validation part")
     save_every: int | None = option(
         None, "steps between checkpoints, beside those at evaluations; so many that saving costs little when not given"

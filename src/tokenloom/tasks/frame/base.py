@@ -116,6 +116,23 @@ class Task(ABC):
         """The model as something that is fed step by step, for the rows of a batch; the stream `decoded` is fed."""
         raise UserError(f"a {self.name} model does not generate step by step")
 
+    # How a training starts from another run: see `tasks/frame/starting.py`.
+
+    # How the names of those parameters begin that read the features; all others are the body, which tasks may share.
+    head: ClassVar[str] = ""
+
+    def adopt(self, origin: Task) -> None:
+        """Take over, before the data are read, what the body of another run was made with: tokeniser and sizes.
+
+        Raises UserError where this task's models have no body that others share, and with the first setting that asks
+        for something else.
+        """
+        raise UserError(f"--init: a {self.name} model cannot start from another run")
+
+    def reads(self) -> object:
+        """What the outputs of the head stand for, to be compared; None where no other run's head can serve."""
+        return None
+
     # What a task may say.
 
     @classmethod

@@ -16,11 +16,23 @@ from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task, guess_task
 from tokenloom.tasks.frame.runs import RunFolder, findable, task_of
+from tokenloom.tasks.frame.starting import freeze_body, origin_of, take_over
 from tokenloom.training.batches import Batches
 from tokenloom.training.checkpoints import Checkpoints, load_weights, model_tensors, put_tensors, whole_tensors
 from tokenloom.training.distributed import ALONE, Processes, Several, join
 from tokenloom.training.estimate import Plan, make_plan
-from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Planned, Prepared, Resumed, Saved, Stepped
+from tokenloom.training.events import (
+    Baseline,
+    Evaluated,
+    Event,
+    Finished,
+    Planned,
+    Prepared,
+    Resumed,
+    Saved,
+    Started,
+    Stepped,
+)
 from tokenloom.training.loop import Run
 from tokenloom.training.loop import fit as run_loop
 from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
@@ -50,6 +62,7 @@ class Fitting:
     stop: Callable[[], bool] = lambda: False
     guessed: str = ""
     processes: Processes = ALONE
+    origin: Task | None = None
 
     def __iter__(self) -> Iterator[Event]:
         try:
@@ -73,7 +86,10 @@ class Fitting:
         processes = self.processes
         material = processes.in_turn(lambda: self.task.prepare(self.data))
         yield Prepared(material.lines, material.report)
-        plan = self._plan(material)
+        self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
+        if (started := self._build()) is not None:
+            yield started
+        plan = self._plan(material, taken)
         yield Planned(plan)
         if self.dry_run:
             return
@@ -96,12 +112,23 @@ class Fitting:
             self.processes.begin(self.folder.path)
             self.folder.write_config(self.task, self.name, self.data, self.training)
 
-    def _plan(self, material: Material) -> Plan:
-        """Build the model, fill in the settings, measure."""
+    def _build(self) -> Started | None:
+        """The model, with the weights that it starts from; what it is told of them."""
+        device = self.processes.together(lambda: self.processes.device(self.training.machine.device))
+        self.task.model = self.task.build(self.training.seed)
+        started = None
+        if self.origin is not None:
+            assert self.training.init is not None
+            started = take_over(self.task, self.origin, self.training.init)
+            self.origin = None
+        if self.training.train == "head":
+            freeze_body(self.task)
+        self.task.model.to(device)
+        return started
+
+    def _plan(self, material: Material, taken: dict[str, Any]) -> Plan:
+        """Fill in what is measured. taken: the settings that came from the recipe."""
         processes = self.processes
-        self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
-        device = processes.together(lambda: processes.device(self.training.machine.device))
-        self.task.model = self.task.build(self.training.seed).to(device)
         batches = processes.together(lambda: self._batches(material))
         derived = {**self.task.derived(), **taken}
         # Measuring takes the forward third of the work of training.
@@ -276,6 +303,7 @@ def _begin(
     instance = cls(build(cls.Settings, settings))
     instance.source = source
     training = build(TrainingSettings, settings)
+    origin = origin_of(instance, training)
     processes = _in_mode(processes, training, source)
     if processes is ALONE and training.machine.parallel is not None:
         raise UserError(
@@ -297,6 +325,7 @@ def _begin(
         stop=stop,
         guessed=guessed,
         processes=processes,
+        origin=origin,
     )
 
 

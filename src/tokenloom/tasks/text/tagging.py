@@ -1,0 +1,145 @@
+"""Labelling words: windows over long sentences, counts for precision and recall, and spans of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tokenloom.models.batch import IGNORE
+
+
+@dataclass(frozen=True)
+class Window:
+    """Words start … stop − 1 are read together; those from `first` to `last` − 1 get their label here."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def windows(lengths: Sequence[int], room: int) -> list[Window]:
+    """Cut a sentence whose words have so many pieces into windows of at most `room` pieces.
+
+    Neighbours overlap by up to a quarter of the room; each word is labelled in one window, that in which it stands
+    farther from the end. A word alone may not be longer than the room.
+    """
+    found: list[Window] = []
+    start = first = 0
+    while True:
+        stop, used = start, 0
+        while stop < len(lengths) and used + lengths[stop] <= room:
+            used, stop = used + lengths[stop], stop + 1
+        if stop == start:
+            raise ValueError(f"word {start} has {lengths[start]} pieces, and there is room for {room}")
+        if stop == len(lengths):
+            return [*found, Window(start, stop, first, stop)]
+        after, overlap = stop, 0
+        while after > start + 1 and overlap + lengths[after - 1] <= room // 4:
+            after, overlap = after - 1, overlap + lengths[after - 1]
+        border = (after + stop + 1) // 2
+        found.append(Window(start, stop, first, border))
+        start, first = after, border
+
+
+def count_labels(truth: Tensor, predicted: Tensor, labels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """How many are right, are predicted and are there, a row and label: (B, labels) each.
+
+    truth, predicted: (B, N) int64; where truth is `IGNORE`, nothing counts.
+    """
+    counted = truth != IGNORE
+
+    def count(values: Tensor, where: Tensor) -> Tensor:
+        none = torch.zeros(len(values), labels, dtype=torch.int64, device=values.device)
+        return none.scatter_add_(1, values.clamp(min=0), where.long())
+
+    return count(truth, counted & (truth == predicted)), count(predicted, counted), count(truth, counted)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Precision = right / predicted, recall = right / there, F1 = 2 · right / (predicted + there); 0 for 0 / 0."""
+
+    right: float
+    predicted: float
+    there: float
+
+    @property
+    def precision(self) -> float:
+        """How many of the predicted are right."""
+        return self.right / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """How many of those that are there are found."""
+        return self.right / self.there if self.there else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of both."""
+        both = self.predicted + self.there
+        return 2 * self.right / both if both else 0.0
+
+
+def label_parts(labels: Sequence[str]) -> list[tuple[list[str], list[int]]]:
+    """Where every label is made of as many parts with "|" between them: for each part, its values and which of them
+    each label has."""
+    split = [label.split("|") for label in labels]
+    count = len(split[0])
+    if count == 1 or any(len(parts) != count for parts in split):
+        return []
+    found = []
+    for place in range(count):
+        values = sorted({parts[place] for parts in split})
+        found.append((values, [values.index(parts[place]) for parts in split]))
+    return found
+
+
+def looks_like_spans(labels: Sequence[str]) -> bool:
+    """Whether labels mark spans: "O", and others that begin with B- or I-."""
+    others = [label for label in labels if label != "O"]
+    return "O" in labels and bool(others) and all(label[:2] in ("B-", "I-") and len(label) > 2 for label in others)
+
+
+def spans(labels: Sequence[str]) -> set[tuple[int, int, str]]:
+    """(start, stop, kind) of every span of BIO labels; an I- that continues nothing opens one, as conlleval has it."""
+    found: set[tuple[int, int, str]] = set()
+    start, kind = 0, ""
+    for n, label in enumerate([*labels, "O"]):
+        begins, now = label[:1], label[2:]
+        if kind and (begins != "I" or now != kind):
+            found.add((start, n, kind))
+            kind = ""
+        if begins in "BI" and not kind:
+            start, kind = n, now
+    return found
+
+
+def span_counts(truth: Tensor, predicted: Tensor, labels: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+    """How many spans are right, are predicted and are there, a row: (B,) each. Arguments as for `count_labels`."""
+    rows: list[tuple[int, int, int]] = []
+    for asked, given in zip(truth.tolist(), predicted.tolist(), strict=True):
+        kept = [n for n, label in enumerate(asked) if label != IGNORE]
+        there, found = (spans([labels[row[n]] for n in kept]) for row in (asked, given))
+        rows.append((len(there & found), len(found), len(there)))
+    right, found_counts, there_counts = torch.tensor(rows, device=truth.device).unbind(1)
+    return right, found_counts, there_counts
+
+
+Encoded = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def encoded_window(words: Sequence[NDArray[np.int64]], labels: Sequence[int] | None, window: Window) -> Encoded:
+    """The pieces of a window's words, and their targets: the label at the first piece of each word labelled here."""
+    pieces = words[window.start : window.stop]
+    targets = np.full(sum(map(len, pieces)), IGNORE, np.int64)
+    firsts = np.cumsum([0, *map(len, pieces)])[:-1]
+    if labels is not None:
+        inside = slice(window.first - window.start, window.last - window.start)
+        targets[firsts[inside]] = labels[window.first : window.last]
+    return np.concatenate(pieces), targets

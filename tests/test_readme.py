@@ -83,6 +83,15 @@ def test_translating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (tmp_path / "dates.png").is_file()
 
 
+def test_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in [line for line in block("encoder").splitlines() if line and not line.startswith("#")]:
+        program, *words = shlex.split(line)
+        assert program == "tokenloom"
+        assert main(words) == 0, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), f"{line} prints nothing"
+
+
 def test_the_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(block("python"), "README.md", "exec"), {})

@@ -109,7 +109,7 @@ def test_it_learns_to_fill_in_a_rhyme(run: tuple[FillMask, Path]) -> None:
     task, _ = run
     answers = task.fill("Three, f_ur, knock at t_e door.", mask="_", top=3)
     assert [place[0][0] for place in answers] == ["o", "h"]
-    assert all(len(place) == 3 and place[0][1] > 0.5 for place in answers)
+    assert all(len(place) == 3 and place[0][1] > 0.3 for place in answers)
     assert task.evaluate()["accuracy"] > 0.6
 
 
@@ -121,7 +121,8 @@ def test_a_text_longer_than_the_model_is_read_around_each_place(run: tuple[FillM
     (place,) = task.fill(long, mask="_")
     start = long.index("_") - (task.context - 1) // 2
     (window,) = task.fill(long[start : start + task.context - 1], mask="_")
-    assert place == pytest.approx(window) or [a for a, _ in place] == [a for a, _ in window]
+    assert [answer for answer, _ in place] == [answer for answer, _ in window]
+    assert [p for _, p in place] == pytest.approx([p for _, p in window])
 
 
 def test_a_loaded_run_fills_in_the_same(run: tuple[FillMask, Path]) -> None:

@@ -201,7 +201,10 @@ def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | 
             f" {len(validation.sentences):,} validate"
         )
     return TaggedSplit(
-        training, validation, how.replace("document", "sentence"), [*parts.notes, *_unseen(training, validation)]
+        training,
+        validation,
+        how.replace("document", "sentence"),
+        [*(n.replace("document", "sentence") for n in parts.notes), *_unseen(training, validation)],
     )
 
 

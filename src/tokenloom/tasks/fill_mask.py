@@ -63,6 +63,8 @@ class FillMask(EncodesText):
         "encoder": "bidirectional transformer; 15 % of the tokens are asked for, drawn anew each epoch"
     }
     uses: ClassVar[Mapping[str, type]] = {"predict": FillOptions}
+    # An epoch asks for one token in seven, and each asks for others.
+    most_epochs: ClassVar[int] = 100
 
     def __init__(self, settings: FillMaskSettings | None = None) -> None:
         super().__init__(settings)

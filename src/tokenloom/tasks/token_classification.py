@@ -136,15 +136,15 @@ class TokenClassification(EncodesText):
         self.learn_tokenizer(texts, held)
         self.settle(len(self.label_names), "tokens")
         notes: list[str] = []
-        training = self._samples(parts.training, notes)
-        measured = self._samples(parts.validation, notes)
+        training = self._samples(parts.training, notes, "training: ")
+        measured = self._samples(parts.validation, notes, "validation: ")
         extra = [
             (
                 "tokens",
                 f"{sum(len(ids) for ids, _ in training.items):,} to train; {self.tokenizer.vocab:,} different ids",
             ),
             ("tokeniser", ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run")))),
-            *(("note", note) for note in notes),
+            *(("note", note) for note in [*notes, *self._long_words()]),
         ]
         report = {
             "sentences": [len(part.sentences) for part in (parts.training, parts.validation)],
@@ -158,7 +158,7 @@ class TokenClassification(EncodesText):
     def samples_of(self, data: str) -> WindowSamples:
         return self._samples(self._read(data), [])
 
-    def _samples(self, data: TaggedData, notes: list[str]) -> WindowSamples:
+    def _samples(self, data: TaggedData, notes: list[str], part: str = "") -> WindowSamples:
         """Every sentence in one window, or in several that overlap."""
         number = {label: n for n, label in enumerate(self.label_names)}
         items: list[Encoded] = []
@@ -171,17 +171,18 @@ class TokenClassification(EncodesText):
             cut += [sentence.id] * (len(found) > 1)
         if cut:
             notes.append(
-                f"{counted(len(cut), 'sentence')} longer than the {self.context - 1:,} tokens that the model reads at"
-                f" once {'is' if len(cut) == 1 else 'are'} cut into windows that overlap: {some(cut, 5)}"
+                f"{part}{counted(len(cut), 'sentence')} longer than the {self.context - 1:,} tokens that the model"
+                f" reads at once {'is' if len(cut) == 1 else 'are'} cut into windows that overlap: {some(cut, 5)}"
             )
-        if self._too_long:
-            notes.append(self._long_words())
         return WindowSamples(items)
 
-    def _long_words(self) -> str:
+    def _long_words(self) -> list[str]:
+        """A note on the words that were cut, where there are any."""
+        if not self._too_long:
+            return []
         shown = some((f"{word[:20]!r}…" for word in self._too_long), 5)
         many = counted(len(self._too_long), "word")
-        return f"{many} longer than the model: only the first {self.context - 1:,} tokens are read: {shown}"
+        return [f"{many} longer than the model: only the first {self.context - 1:,} tokens are read: {shown}"]
 
     def _unknown(self, sentence: Sentence, label: str) -> int:
         known = some(self.label_names, 12)
@@ -356,7 +357,7 @@ class TokenClassification(EncodesText):
                 show(f"{result['text']}\n\n")
             show(plain_table(rows, ["word", "label", "probability"]) + "\n")
             results.append(result)
-        return {"sentences": results, "notes": [self._long_words()] if self._too_long else []}
+        return {"sentences": results, "notes": self._long_words()}
 
     def example(self) -> str:
         if self._parts is None:

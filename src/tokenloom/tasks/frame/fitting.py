@@ -15,7 +15,7 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task, guess_task
-from tokenloom.tasks.frame.runs import RunFolder, findable, task_of
+from tokenloom.tasks.frame.runs import RunFolder, draw_curve, findable, task_of
 from tokenloom.tasks.frame.starting import freeze_body, origin_of, take_over
 from tokenloom.training.batches import Batches
 from tokenloom.training.checkpoints import Checkpoints, load_weights, model_tensors, put_tensors, whole_tensors
@@ -223,22 +223,6 @@ class Fitting:
         if event.best_step >= 0:
             load_weights(self.task.model, self.folder.weights)
         draw_curve(self.folder, baseline)
-
-
-def draw_curve(folder: RunFolder, baseline: Baseline | None) -> None:
-    """loss.png of a run, where matplotlib is installed."""
-    from tokenloom.drawing.curves import draw_loss_curve
-
-    rows = [{**row, "validation": row.get("validation_loss")} for row in folder.read_metrics()]
-    try:
-        draw_loss_curve(
-            rows,
-            folder.curve,
-            title=folder.path.name,
-            baseline=None if baseline is None or baseline.metric != "loss" else (baseline.name, baseline.value),
-        )
-    except UserError:
-        return
 
 
 def begin(

@@ -20,6 +20,7 @@ from tokenloom.tasks.frame.base import Task
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task
 from tokenloom.training.checkpoints import load_weights, write_atomically, write_json
+from tokenloom.training.events import Baseline
 from tokenloom.training.settings import TrainingSettings
 from tokenloom.version import VERSION
 
@@ -196,6 +197,22 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def draw_curve(folder: RunFolder, baseline: Baseline | None) -> None:
+    """loss.png of a run, where matplotlib is installed."""
+    from tokenloom.drawing.curves import draw_loss_curve
+
+    rows = [{**row, "validation": row.get("validation_loss")} for row in folder.read_metrics()]
+    try:
+        draw_loss_curve(
+            rows,
+            folder.curve,
+            title=folder.path.name,
+            baseline=None if baseline is None or baseline.metric != "loss" else (baseline.name, baseline.value),
+        )
+    except UserError:
+        return
 
 
 def findable(name: str) -> str:

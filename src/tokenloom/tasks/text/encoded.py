@@ -28,8 +28,8 @@ from tokenloom.training.settings import option
 
 CLASS, MASK = "class", "mask"
 SIZES = ("context", "width", "depth", "heads")
-# Labelled data are few, and soon known by heart: then the passes over them are the measure, and not the minutes.
-MOST_EPOCHS, SHORT = 20, 2000
+# Data that are passed over so often in fewer than so many steps are few: the passes are the measure, not the minutes.
+SHORT = 2000
 # A body that has learnt something is not to forget it.
 GENTLE: dict[str, Any] = {"optimizer": "adamw", "rate": 1e-3, "weight_decay": 0.01}
 
@@ -53,6 +53,8 @@ class EncodesText(Task):
     """A task whose model is an `Encoder` over the stream "text", each row of which begins with the class token."""
 
     head: ClassVar[str] = "readout."
+    # Labelled data are soon known by heart.
+    most_epochs: ClassVar[int] = 20
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
@@ -132,7 +134,7 @@ class EncodesText(Task):
 
     def recipe(self, material: Material) -> dict[str, Any]:
         recipe = {**dial(self.settings.size).recipe, **(GENTLE if self._adopted else {})}
-        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
+        steps = self.most_epochs * -(-len(material.training) // recipe["batch"])
         return {**recipe, "steps": steps} if steps < SHORT else recipe
 
     def build(self, seed: int) -> Encoder:

@@ -8,9 +8,10 @@ import torch
 from scipy.special import log_softmax
 
 import tokenloom
+from tokenloom.data.documents import Document, TextData
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE
-from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
+from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings, by_lines
 from tokenloom.tasks.text.masking import Draws, corrupt
 from tokenloom.tasks.text.neighbours import Neighbours
 from tokenloom.training.batches import Batches, Moment
@@ -153,6 +154,14 @@ def test_lines_are_texts_of_their_own(tmp_path: Path) -> None:
     parts = material.training.take(material.training.all())
     assert all(len(part) <= 5 for part in parts)
     assert all(task.tokenizer.decode(part) in "abcdefghij" for part in parts)
+
+
+def test_lines_of_what_a_data_set_holds_out_stay_held_out() -> None:
+    text = TextData([Document("a:b", "one\n\ntwo"), Document("c", "three")], True, holdout=("a:b",))
+    lines = by_lines(text)
+    assert [(line.id, line.text) for line in lines.documents] == [("a:b:1", "one"), ("a:b:3", "two"), ("c:1", "three")]
+    assert lines.holdout == ("a:b:1", "a:b:3")
+    assert by_lines(TextData([Document("t", "one\ntwo")], holdout="tail")).holdout is None
 
 
 def test_both_neighbours_by_hand() -> None:

@@ -17,6 +17,7 @@ from tokenloom.data.documents import Document, TextData
 from tokenloom.data.names import counted
 from tokenloom.data.pieces import Pieces
 from tokenloom.data.report import TextReport
+from tokenloom.data.shards import open_tokenised
 from tokenloom.data.splits import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import fold_newlines
@@ -68,6 +69,7 @@ class FillMask(EncodesText):
 
     def __init__(self, settings: FillMaskSettings | None = None) -> None:
         super().__init__(settings)
+        self._shown: NDArray[Any] = np.zeros(0, np.int64)
         if not 0 < self.settings.holdout < 1:
             raise UserError(f"--holdout {self.settings.holdout}: must be above 0 and below 1")
         if self.settings.validation is not None and self.settings.holdout != FillMaskSettings.holdout:
@@ -77,6 +79,8 @@ class FillMask(EncodesText):
 
     def _read(self, source: str) -> TextData:
         s: FillMaskSettings = self.settings
+        if source != "-" and open_tokenised(source) is not None:
+            raise UserError(f"{source}: is tokenised already, and {self.name} reads text: give the text itself")
         text = read_text(source, encoding=s.encoding, newlines=s.newlines, column=s.column)
         return by_lines(text) if s.lines else text
 
@@ -89,6 +93,7 @@ class FillMask(EncodesText):
         self.learn_tokenizer(texts, held)
         self.settle(self.tokenizer.vocab, "tokens")
         training, measured = self._pieces(texts, data), self._pieces(held, data)
+        self._shown = measured.take(measured.all()[:1])[0]
         extra = {
             "tokens": f"{len(training.ids):,} to train, {len(measured.ids):,} to validate;"
             f" {self.tokenizer.vocab:,} different ids",
@@ -236,8 +241,7 @@ class FillMask(EncodesText):
         return np.concatenate(joined[1:])
 
     def example(self) -> str:
-        material = self.prepare(self.source).validation
-        ids = material.take(material.all()[:1])[0][:24]
+        ids = self._shown[:24]
         if len(ids) < 3:
             return ""
         cut = len(ids) // 2
@@ -294,8 +298,11 @@ def by_lines(text: TextData) -> TextData:
         for number, line in enumerate(document.text.split("\n"), start=1)
         if line.strip()
     ]
-    # What a data set holds out, it names by its own documents.
-    return replace(text, documents=documents, documented=True, holdout=None)
+    holdout = text.holdout
+    if isinstance(holdout, tuple):
+        held = set(holdout)
+        holdout = tuple(line.id for line in documents if line.id.rpartition(":")[0] in held)
+    return replace(text, documents=documents, documented=True, holdout=None if holdout == "tail" else holdout)
 
 
 def shown(token: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloom.cli.output import duration, plain, quantity
 from tokenloom.training.events import (
     Baseline,
+    Counted,
     Evaluated,
     Event,
     Finished,
@@ -44,17 +45,20 @@ def field(label: str, text: str) -> str:
     return f"{label + ':':<{COLUMN}}{text}"
 
 
+def _listed(derived: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in derived.items())
+
+
 def plan_lines(plan: Plan) -> list[str]:
     """The plan before training, line by line."""
     t, m = plan.settings, plan.memory
-    shown = ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in plan.derived.items())
     parts = {"weights": m.weights, "gradients": m.gradients, "optimiser": m.optimizer, "activations": m.activations}
     memory = ", ".join(f"{what} {quantity(size, 'B')}" for what, size in parts.items())
     threads = t.machine.threads
     epochs = plan.steps / max(1, plan.steps_per_epoch)
     return [
         field("model", f"{plan.parameters:,} parameters, {quantity(plan.flops_per_token)} FLOPs to train a token"),
-        field("derived", shown),
+        field("derived", _listed(plan.derived)),
         field("memory", f"{quantity(m.total, 'B')} ({memory})"),
         field(
             "machine",
@@ -162,6 +166,8 @@ class Display:
                 self._plan = event.plan
                 for text in plan_lines(event.plan):
                     self.line(text)
+            case Counted():
+                self._counted(event)
             case Baseline():
                 self._baseline = event
                 self.line(field("to beat", f"{event.value:.4f} {event.unit}, {event.name} {event.note}".rstrip()))
@@ -179,6 +185,12 @@ class Display:
                 self._finished(event)
             case _:
                 pass
+
+    def _counted(self, event: Counted) -> None:
+        numbers, size = f"{event.numbers:,} numbers", quantity(event.size, "B")
+        self.line(field("model", f"{numbers} ({size}), counted in {event.seconds:.1f} s"))
+        if event.derived:
+            self.line(field("derived", _listed(event.derived)))
 
     def _stepped(self, event: Stepped) -> None:
         self._first, self._last = self._first or event, event
@@ -241,7 +253,7 @@ class Display:
         self._best = event.best
         for text in event.notes:
             self.note(text)
-        if self._last is None:
+        if self._last is None and event.reason != "counted":
             self.line(f"nothing left to train: {event.step:,} steps are done already (--steps trains longer)")
         if len(self._training_curve) > 2 and not self.quiet:
             self._draw()
@@ -284,7 +296,7 @@ class Display:
         if self.quiet:
             return
         if fitting.dry_run:
-            print("a dry run: nothing was trained")
+            print("a dry run: nothing was " + ("kept" if fitting.task.counted else "trained"))
             return
         if "loss" in result:
             print("\n".join(fitting.task.metric_lines(self._best)))

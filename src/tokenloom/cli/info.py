@@ -38,7 +38,7 @@ def _measured(key: str, value: Any) -> str:
 
 
 def _run_info(run: str) -> dict[str, Any]:
-    from tokenloom.nn.parts import count_parameters
+    from tokenloom.nn.parts import count_numbers, count_parameters
     from tokenloom.tasks.frame.runs import RunFolder, load
     from tokenloom.training.estimate import flops_per_token
 
@@ -48,14 +48,19 @@ def _run_info(run: str) -> dict[str, Any]:
     rows = folder.read_metrics()
     measured = [row for row in rows if "validation_loss" in row]
     best = min(measured, key=lambda row: row["validation_loss"], default={})
+    sizes = {"numbers": count_numbers(task.model)}
+    if not task.counted:
+        sizes = {
+            "parameters": count_parameters(task.model),
+            "flops_per_token": flops_per_token(task.model, int(config["model"].get("context", 1))),
+        }
     return {
         "run": run,
         "task": config["task"],
         "data": config["data"],
         "steps": max((row["step"] for row in rows), default=0),
         "of_steps": config["training"].get("steps"),
-        "parameters": count_parameters(task.model),
-        "flops_per_token": flops_per_token(task.model, int(config["model"].get("context", 1))),
+        **sizes,
         "best": {k.removeprefix("validation_"): v for k, v in best.items()},
         "model": config["model"],
         "settings": config["settings"],

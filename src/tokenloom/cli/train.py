@@ -45,7 +45,8 @@ COMMON = [
 
 def train_run(data: str | None, given: dict[str, Any]) -> int:
     """Train as the flags say. Returns the exit code."""
-    from tokenloom.tasks.frame.fitting import begin, summary
+    from tokenloom.tasks.frame.fitting import begin
+    from tokenloom.tasks.frame.summary import summary
     from tokenloom.training.events import Stepped
 
     began = time.perf_counter()

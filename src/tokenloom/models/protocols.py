@@ -10,6 +10,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from tokenloom.nn.parts import device_of
+
 
 class State(Protocol):
     """What a model remembers of the tokens it has been fed. A value: handed in, handed back."""
@@ -61,11 +63,10 @@ class StepModel(Protocol):
 
 
 def feed_device(model: object) -> torch.device:
-    """The device on which a model wants its tokens: its `device`, else that of its first parameter, else the CPU."""
+    """The device on which a model wants its tokens: its `device`, else that of its numbers, else the CPU."""
     device = getattr(model, "device", None)
     if isinstance(device, torch.device):
         return device
     if isinstance(model, torch.nn.Module):
-        for parameter in model.parameters():
-            return parameter.device
+        return device_of(model)
     return torch.device("cpu")

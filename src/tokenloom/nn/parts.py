@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -168,6 +169,17 @@ def make_mlp(spec: dict[str, object], width: int) -> nn.Module:
         return make(width, **{"hidden": hidden, **spec})  # type: ignore[arg-type]
     except TypeError as error:
         raise ValueError(f"MLP {kind!r} does not take {sorted(spec)}") from error
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a module's numbers are: the device of its first parameter, else of its first buffer, else the CPU."""
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+
+
+def count_numbers(model: nn.Module) -> int:
+    """How many numbers a saved module takes: its parameters, and the buffers that it keeps; each tensor once."""
+    kept = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values() if tensor.numel()}
+    return sum(kept.values())
 
 
 def count_parameters(model: nn.Module, *, trained_only: bool = False) -> int:

@@ -41,6 +41,16 @@ class Planned(Event):
 
 
 @dataclass(frozen=True)
+class Counted(Event):
+    """The model is counted, which took so many seconds. numbers, size: what it keeps, and in how many bytes."""
+
+    numbers: int
+    size: int
+    derived: dict[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Baseline(Event):
     """What a simple method reaches on the same validation data.
 
@@ -108,7 +118,7 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """Training is over. reason: "steps", "patience" or "interrupt".
+    """Training is over. reason: "steps", "patience" or "interrupt"; "counted" for a model that took no steps.
 
     best: the metrics of the best evaluation, after `best_step` steps; empty and −1 if there was none. seconds: all
     sittings together. clipped: in how many steps the gradient was clipped. notes: what else there is to say.

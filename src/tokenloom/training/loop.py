@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
+from tokenloom.nn.parts import device_of
 from tokenloom.training.batches import (
     Batches,
     BatchSource,
@@ -93,7 +94,7 @@ def evaluate(
 
     Raises NoTargets when there is nothing in the samples to measure.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     totals: dict[str, Totals] = {}
     was_training = model.training
     model.eval()

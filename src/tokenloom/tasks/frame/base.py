@@ -20,6 +20,7 @@ from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.models.protocols import StepModel
+from tokenloom.nn.parts import device_of
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate
@@ -41,10 +42,14 @@ class Material:
 
 @dataclass(frozen=True)
 class Example:
-    """Data and settings, by flat name, of a tiny training."""
+    """Data and settings, by flat name, of a tiny training.
+
+    without: paths of the equality kit that this kind of model lacks, though the task has them, each with the reason.
+    """
 
     data: str | None
     settings: dict[str, Any]
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -87,6 +92,19 @@ class Task(ABC):
     @abstractmethod
     def build(self, seed: int) -> nn.Module:
         """A fresh model, from `model_config` and the seed alone."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether the settings ask for a model that is counted by `count`, and not trained with gradients."""
+        return False
+
+    def count(self, material: Material) -> nn.Module | None:
+        """A model made in one pass over the material, without gradients, where `counted` says so.
+
+        The sizes that it settles go into `model_config`, so that `build` gives a module into which its weights fit.
+        What it has counted are buffers of the module. It is made on the CPU.
+        """
+        return None
 
     @abstractmethod
     def collate(self, samples: Any, moment: Moment) -> Batch:
@@ -215,7 +233,7 @@ class Task(ABC):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     def to(self, device: str) -> Self:
         """Move the model; `device` as in the settings ("auto", "cpu", "cuda", …)."""

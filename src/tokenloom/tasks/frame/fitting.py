@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,16 +12,25 @@ from torch import Tensor
 
 from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material, Task
+from tokenloom.tasks.frame.counting import count, measure, refuse_idle
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.registry import find_task, guess_task
 from tokenloom.tasks.frame.runs import RunFolder, draw_curve, findable, task_of
 from tokenloom.tasks.frame.starting import freeze_body, origin_of, take_over
 from tokenloom.training.batches import Batches
-from tokenloom.training.checkpoints import Checkpoints, load_weights, model_tensors, put_tensors, whole_tensors
+from tokenloom.training.checkpoints import (
+    Checkpoints,
+    load_weights,
+    model_tensors,
+    put_tensors,
+    save_weights,
+    whole_tensors,
+)
 from tokenloom.training.distributed import ALONE, Processes, Several, join
 from tokenloom.training.estimate import Plan, make_plan
 from tokenloom.training.events import (
     Baseline,
+    Counted,
     Evaluated,
     Event,
     Finished,
@@ -86,11 +94,14 @@ class Fitting:
         processes = self.processes
         material = processes.in_turn(lambda: self.task.prepare(self.data))
         yield Prepared(material.lines, material.report)
-        self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
-        if (started := self._build()) is not None:
-            yield started
-        plan = self._plan(material, taken)
-        yield Planned(plan)
+        counted = self._counted(material) if self.task.counted else None
+        if counted is not None:
+            yield counted
+        else:
+            self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
+            if (started := self._build()) is not None:
+                yield started
+            yield Planned(self._plan(material, taken))
         if self.dry_run:
             return
         try:
@@ -100,7 +111,7 @@ class Fitting:
             baseline = Baseline(**found) if found else None
             if baseline is not None:
                 yield baseline
-            yield from self._loop(material, baseline)
+            yield from self._loop(material, baseline) if counted is None else self._measured(material, counted)
         finally:
             # However it ended: a run that was to be replaced is back, unless there is something in its place.
             if self.folder is not None and processes.first:
@@ -111,6 +122,21 @@ class Fitting:
             self.folder.make(overwrite=self.overwrite)
             self.processes.begin(self.folder.path)
             self.folder.write_config(self.task, self.name, self.data, self.training)
+
+    def _counted(self, material: Material) -> Counted:
+        machine = self.training.machine
+        return count(self.task, material, self.processes.device(machine.device), machine.threads)
+
+    def _measured(self, material: Material, counted: Counted) -> Iterator[Event]:
+        """What there is to a training without steps: the model is measured and kept."""
+        metrics = measure(self.task, material)
+        evaluated = Evaluated(0, metrics, True, counted.seconds)
+        if self.folder is not None:
+            save_weights(self.task.model, self.folder.weights)
+            self._log(self.folder, evaluated, [])
+            self.folder.drop_replaced()
+        yield evaluated
+        yield Finished(0, "counted", 0, metrics, counted.seconds)
 
     def _build(self) -> Started | None:
         """The model, with the weights that it starts from; what it is told of them."""
@@ -287,6 +313,8 @@ def _begin(
     instance = cls(build(cls.Settings, settings))
     instance.source = source
     training = build(TrainingSettings, settings)
+    if instance.counted:
+        refuse_idle(settings, processes)
     origin = origin_of(instance, training)
     processes = _in_mode(processes, training, source)
     if processes is ALONE and training.machine.parallel is not None:
@@ -342,6 +370,10 @@ def _resumed(
         folder.claim(overwrite=False, resume=True)
     config = folder.read_config()
     instance = task_of(config, folder)
+    if instance.counted:
+        raise UserError(
+            f"--resume: {folder.path} was counted in one pass, and has nothing to go on with; --overwrite counts anew"
+        )
     known = [type(instance).Settings, TrainingSettings]
     refuse_unknown(config["training"], [TrainingSettings], f"{folder.config_file}: ")
     refuse_unknown(settings, known)
@@ -388,33 +420,3 @@ def train(data: str | Path | None = None, **arguments: Any) -> Task:
     for _ in fitting:
         pass
     return fitting.task
-
-
-def summary(fitting: Fitting, events: list[Event], began: float) -> dict[str, Any]:
-    """What `--json` prints of a training."""
-    plan = next((e.plan for e in events if isinstance(e, Planned)), None)
-    result: dict[str, Any] = {"task": fitting.name, "out": None if fitting.folder is None else str(fitting.folder.path)}
-    if plan is not None:
-        result |= {
-            "parameters": plan.parameters,
-            "flops_per_token": plan.flops_per_token,
-            "memory_bytes": plan.memory.total,
-            "steps": plan.steps,
-            "tokens_per_second": plan.tokens_per_second,
-            "settings": flatten(fitting.task.settings) | flatten(fitting.training),
-        }
-    for event in events:
-        if isinstance(event, Baseline):
-            result["baseline"] = {
-                "name": event.name,
-                "value": event.value,
-                "unit": event.unit,
-                "metric": event.metric,
-            }
-        elif isinstance(event, Finished):
-            result |= {**event.best, "steps": event.step, "best_step": event.best_step, "reason": event.reason}
-            result["training_seconds"] = event.seconds
-        elif isinstance(event, Saved):
-            result["checkpoint"] = str(event.path)
-    result["seconds"] = time.perf_counter() - began
-    return result

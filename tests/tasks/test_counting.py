@@ -1,0 +1,133 @@
+"""A model that is counted in one pass goes the way of all others: measured, kept, loaded, used."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import counted_task
+import pytest
+import torch
+from counted_task import Counts
+from frame_helpers import files
+
+import tokenloom
+from tokenloom.cli.main import main
+from tokenloom.errors import UserError
+from tokenloom.tasks.frame.base import Material
+from tokenloom.tasks.frame.fitting import begin
+from tokenloom.tasks.frame.runs import RunFolder
+from tokenloom.tasks.frame.summary import summary
+from tokenloom.training.events import Counted, Evaluated, Finished, Prepared
+from tokenloom.training.loop import NonFiniteLoss
+
+COUNTED = f"{counted_task.__file__}:Counts"
+
+
+def test_a_counted_run_is_measured_saved_and_loaded(sums: str, tmp_path: Path) -> None:
+    out = tmp_path / "counted"
+    fitting = begin(sums, task=COUNTED, out=out)
+    events = list(fitting)
+    assert [type(event) for event in events] == [Prepared, Counted, Evaluated, Finished]
+    lines = Path(sums).read_text("utf-8").split()
+    cut = len(lines) * 9 // 10
+    counts, size = Counter(line[2] for line in lines[:cut]), 10
+    expected = -sum(math.log((counts[line[2]] + 1) / (cut + size)) for line in lines[cut:]) / (len(lines) - cut)
+    counted, evaluated, finished = events[1:]
+    assert isinstance(counted, Counted)
+    assert isinstance(evaluated, Evaluated)
+    assert isinstance(finished, Finished)
+    assert (counted.numbers, counted.size, counted.derived) == (20, 160, {"digits": 10})
+    assert evaluated.metrics["loss"] == pytest.approx(expected, rel=1e-12)
+    assert (finished.reason, finished.step, finished.best_step, finished.best) == ("counted", 0, 0, evaluated.metrics)
+    assert files(out) == {"config.json", "model.safetensors", "metrics.jsonl"}
+    (row,) = RunFolder(out).read_metrics()
+    assert row["validation_loss"] == evaluated.metrics["loss"]
+    loaded = tokenloom.load(out)
+    assert loaded.evaluate() == evaluated.metrics
+    assert torch.equal(loaded.model.get_buffer("counts"), fitting.task.model.get_buffer("counts"))
+    result = summary(fitting, events, 0.0)
+    assert (result["reason"], result["numbers"], result["memory_bytes"]) == ("counted", 20, 160)
+    assert "steps" not in result["settings"], "no setting that did nothing is told"
+
+
+def test_a_loaded_run_is_strict_about_its_counts(sums: str, tmp_path: Path) -> None:
+    out = tmp_path / "counted"
+    tokenloom.train(sums, task=COUNTED, out=out)
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    config["model"]["digits"] = 9
+    (out / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(UserError, match=r"logs has shape \(10,\), the model needs \(9,\)"):
+        tokenloom.load(out)
+
+
+@pytest.mark.parametrize("name", ["steps", "minutes", "batch", "rate", "seed", "patience", "keep"])
+def test_settings_of_training_without_effect_are_refused_by_name(sums: str, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=rf"--{name} has no effect on a model that is counted"):
+        begin(sums, task=COUNTED, out=tmp_path / "run", **{name: 1})
+    assert not (tmp_path / "run").exists()
+
+
+def test_device_and_threads_have_an_effect(sums: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        tokenloom.train(sums, task=COUNTED, device="cpu", threads=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_dry_run_keeps_nothing(sums: str, tmp_path: Path) -> None:
+    events = list(begin(sums, task=COUNTED, out=tmp_path / "run", dry_run=True))
+    assert [type(event) for event in events] == [Prepared, Counted]
+    assert not (tmp_path / "run").exists()
+
+
+def test_there_is_nothing_to_resume(sums: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    tokenloom.train(sums, task=COUNTED, out=out)
+    with pytest.raises(UserError, match=r"--resume: .* was counted in one pass.*--overwrite counts anew"):
+        begin(None, out=out, resume=True)
+
+
+def test_another_run_is_replaced_once_the_new_one_can_be_used(
+    sums: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    tokenloom.train(sums, task=COUNTED, out=out)
+    with pytest.raises(UserError, match="--overwrite"):
+        begin(sums, task=COUNTED, out=out)
+    before = (out / "model.safetensors").read_bytes()
+
+    def broken(self: Counts, material: Material) -> torch.nn.Module:
+        model = real(self, material)
+        model.get_buffer("logs").fill_(math.nan)
+        return model
+
+    real, broken_task = Counts.count, type("Broken", (Counts,), {"count": broken})
+    with monkeypatch.context() as patch:
+        patch.setattr("tokenloom.tasks.frame.fitting.find_task", lambda name: broken_task)
+        with pytest.raises(NonFiniteLoss, match="what was counted is nan"):
+            tokenloom.train(sums, task=COUNTED, out=out, overwrite=True)
+    assert (out / "model.safetensors").read_bytes() == before
+    assert not (out / ".replaced").exists()
+    tokenloom.train(sums, task=COUNTED, out=out, overwrite=True)
+    assert not (out / ".replaced").exists()
+
+
+def test_the_command_line_tells_what_was_counted(sums: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", sums, "--task", COUNTED, "--out", str(out), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "model:      20 numbers (160 B), counted in" in printed.err
+    assert "derived:    digits 10" in printed.err
+    assert "steps" not in printed.err
+    result = json.loads(printed.out.splitlines()[-1])
+    assert result["reason"] == "counted"
+    assert result["loss"] == tokenloom.load(out).evaluate()["loss"]
+    assert main(["train", sums, "--task", COUNTED, "--dry-run"]) == 0
+    assert "a dry run: nothing was kept" in capsys.readouterr().out
+    assert main(["info", str(out)]) == 0
+    assert "numbers:                20" in capsys.readouterr().out
+    assert main(["train", sums, "--task", COUNTED, "--steps", "3"]) == 2
+    assert "--steps has no effect" in capsys.readouterr().err

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.models.ngram import KneserNey
+from tokenloom.models.ngram import Ngram
+from tokenloom.models.smoothing import KneserNey
 
 
 class Plain:
@@ -74,7 +75,7 @@ def documents(seed, lengths, vocab):
 def test_equals_the_plain_formula(lengths, order, modified):
     parts = documents(len(lengths) + order, lengths, 6)
     # One id of the vocabulary is never counted, and the scored text holds it.
-    model = KneserNey.fit(parts, 7, order, modified=modified)
+    model = Ngram.fit(parts, 7, order, KneserNey(modified))
     plain = Plain([part.tolist() for part in parts], 7, order, modified)
     text = np.random.default_rng(order).integers(0, 7, 150)
     text[20:60] = np.resize(parts[0], 40)
@@ -86,7 +87,7 @@ def test_equals_the_plain_formula(lengths, order, modified):
 
 def test_the_modified_discounts_are_really_used():
     parts = documents(0, [3000], 12)
-    one, three = (KneserNey.fit(parts, 12, 3, modified=modified) for modified in (False, True))
+    one, three = (Ngram.fit(parts, 12, 3, KneserNey(modified)) for modified in (False, True))
     assert len(set(one.levels[2].discounts)) == 1
     assert len(set(three.levels[2].discounts)) == 3
     n = [np.count_nonzero(np.unique(grams(parts[0], 3), return_counts=True)[1] == c) for c in range(5)]
@@ -103,7 +104,7 @@ def test_numbers_worked_by_hand():
     # p(a) = 1.5/4 + 1.5/4 · 1/4 = 0.46875, p(b) = p(c) = 0.5/4 + 0.09375 = 0.21875, p(d) = 0.09375.
     # p(b|a) = 1.5/2 + 0.5/2 · 0.21875 = 0.8046875. p(a|b) = 0.5/2 + 1/2 · 0.46875 = 0.484375.
     # p(d|b) = 1/2 · 0.09375 = 0.046875. Nothing follows c: p(a|c) = p(a).
-    model = KneserNey.fit([np.array([0, 1, 0, 1, 2])], 4, 2)
+    model = Ngram.fit([np.array([0, 1, 0, 1, 2])], 4, 2)
     pairs = np.array([[0, 1], [1, 0], [1, 3], [2, 0], [3, 2]])
     found = np.exp(model.log_probs(pairs))
     np.testing.assert_allclose(found[:, 0], [0.46875, 0.21875, 0.21875, 0.21875, 0.09375], atol=1e-15)
@@ -113,7 +114,7 @@ def test_numbers_worked_by_hand():
 @pytest.mark.parametrize("modified", [False, True])
 def test_probabilities_sum_to_one_after_any_context(modified):
     vocab, order = 9, 4
-    model = KneserNey.fit(documents(3, [200, 150], 8), vocab, order, modified=modified)
+    model = Ngram.fit(documents(3, [200, 150], 8), vocab, order, KneserNey(modified))
     generator = np.random.default_rng(1)
     contexts = generator.integers(0, vocab, (60, order - 1))
     rows = np.concatenate([np.repeat(contexts, vocab, 0), np.tile(np.arange(vocab), 60)[:, None]], 1)
@@ -127,7 +128,7 @@ def test_probabilities_sum_to_one_after_any_context(modified):
 
 @pytest.mark.parametrize("order", [1, 2, 6])
 def test_step_equals_log_probs_however_the_text_is_cut(order):
-    model = KneserNey.fit(documents(5, [300], 7), 8, order)
+    model = Ngram.fit(documents(5, [300], 7), 8, order)
     text = np.random.default_rng(2).integers(0, 8, 40)
     expected = model.log_probs(text)[1:]
     for chunk in (1, 3, 40):
@@ -142,7 +143,7 @@ def test_step_equals_log_probs_however_the_text_is_cut(order):
 
 
 def test_padded_rows_of_different_lengths_equal_rows_alone():
-    model = KneserNey.fit(documents(6, [300], 7), 7, 4)
+    model = Ngram.fit(documents(6, [300], 7), 7, 4)
     generator = torch.Generator().manual_seed(0)
     counts = torch.tensor([1, 5, 3])
     tokens = torch.randint(7, (3, 5), generator=generator)
@@ -159,7 +160,7 @@ def test_padded_rows_of_different_lengths_equal_rows_alone():
 
 
 def test_states_fork_and_select_as_independent_values():
-    model = KneserNey.fit(documents(7, [300], 5), 5, 4)
+    model = Ngram.fit(documents(7, [300], 5), 5, 4)
     tokens = torch.tensor([[0, 1, 2], [3, 4, 0]])
     _, state = model.step(tokens, model.start(2))
     forked = state.fork(2)
@@ -178,26 +179,26 @@ def test_states_fork_and_select_as_independent_values():
 
 def test_no_ngram_crosses_from_one_part_into_the_next():
     left, right = np.array([0, 1] * 20), np.array([2, 3] * 20)
-    apart = KneserNey.fit([left, right], 4, 3)
+    apart = Ngram.fit([left, right], 4, 3)
     # 1 → 2 happens only across the border: after 1 the model knows 0 alone, and gives 2 what it gives any stranger.
     assert len(apart.levels[1].keys) == 4
     logs, _ = apart.step(torch.tensor([[0, 1]]), apart.start(1))
     assert logs[0, -1].argmax() == 0
-    together = KneserNey.fit([np.concatenate([left, right])], 4, 3)
+    together = Ngram.fit([np.concatenate([left, right])], 4, 3)
     assert len(together.levels[1].keys) == 5
     text = np.random.default_rng(0).integers(0, 4, 50)
-    np.testing.assert_array_equal(apart.log_probs(text), KneserNey.fit([right, left], 4, 3).log_probs(text))
+    np.testing.assert_array_equal(apart.log_probs(text), Ngram.fit([right, left], 4, 3).log_probs(text))
 
 
 def test_a_token_that_only_opens_documents_is_not_a_stranger():
     parts = [np.array([4, 0, 1, 0, 2, 1, 0])] * 3
-    model = KneserNey.fit(parts, 6, 3)
+    model = Ngram.fit(parts, 6, 3)
     first = np.exp(model.log_probs(np.array([[4], [5]])))
     assert first[0, 0] > 2 * first[1, 0]
 
 
 def test_windows_stand_alone():
-    model = KneserNey.fit(documents(8, [500], 6), 6, 5)
+    model = Ngram.fit(documents(8, [500], 6), 6, 5)
     text = documents(9, [103], 6)[0]
     cut = model.log_probs(text, windows=10)
     for first in range(0, 103, 10):
@@ -210,11 +211,11 @@ def test_windows_stand_alone():
 
 def test_ids_of_any_integer_width_and_large_vocabularies_count_alike():
     ids = documents(10, [200], 200)[0]
-    wide = KneserNey.fit([ids.astype(np.int64)], 200, 3)
-    narrow = KneserNey.fit([ids.astype(np.uint8)], 200, 3)
+    wide = Ngram.fit([ids.astype(np.int64)], 200, 3)
+    narrow = Ngram.fit([ids.astype(np.uint8)], 200, 3)
     np.testing.assert_array_equal(narrow.log_probs(ids.astype(np.uint8)), wide.log_probs(ids))
     # The same text under ids spread over 2³⁰: only the uniform base differs.
-    spread = KneserNey.fit([ids * 5_000_000], 1 << 30, 3)
+    spread = Ngram.fit([ids * 5_000_000], 1 << 30, 3)
     for few, many in zip(wide.levels, spread.levels, strict=True):
         np.testing.assert_array_equal(few.gamma, many.gamma)
         assert few.discounts == many.discounts
@@ -222,16 +223,16 @@ def test_ids_of_any_integer_width_and_large_vocabularies_count_alike():
 
 def test_wrong_use_is_refused():
     ids = np.array([0, 1, 2])
-    model = KneserNey.fit([ids], 3, 2)
+    model = Ngram.fit([ids], 3, 2)
     assert (model.vocab, model.context) == (3, 1)
     with pytest.raises(ValueError, match="at least one token"):
-        KneserNey.fit([ids[:0]], 3)
+        Ngram.fit([ids[:0]], 3)
     with pytest.raises(ValueError, match=r"0 … 1, not 0 … 2"):
-        KneserNey.fit([ids], 2)
+        Ngram.fit([ids], 2)
     with pytest.raises(ValueError, match="integer"):
-        KneserNey.fit([ids / 2], 3)
+        Ngram.fit([ids / 2], 3)
     with pytest.raises(ValueError, match="order"):
-        KneserNey.fit([ids], 3, 0)
+        Ngram.fit([ids], 3, 0)
     with pytest.raises(ValueError, match="not -1"):
         model.log_probs(np.array([0, -1]))
     with pytest.raises(ValueError, match="windows"):
@@ -249,8 +250,8 @@ def test_wrong_use_is_refused():
 def test_counting_needs_no_torch():
     script = (
         "import sys, numpy as np\n"
-        "from tokenloom.models.ngram import KneserNey\n"
-        "KneserNey.fit([np.arange(5)], 5).log_probs(np.arange(5))\n"
+        "from tokenloom.models.ngram import Ngram\n"
+        "Ngram.fit([np.arange(5)], 5).log_probs(np.arange(5))\n"
         "sys.exit('torch' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -259,12 +260,12 @@ def test_counting_needs_no_torch():
 def test_tinyshakespeare_reaches_the_published_figures(tinyshakespeare):
     _, ids = np.unique(np.array(list(tinyshakespeare)), return_inverse=True)
     train, validation = ids[:1_003_854], ids[1_003_854:]
-    model = KneserNey.fit([train], 65, 6)
+    model = Ngram.fit([train], 65, 6)
     assert -model.log_probs(validation).mean() == pytest.approx(1.555, abs=0.01)
     generator = torch.Generator().manual_seed(123)
     starts = [torch.randint(len(validation) - 65, (64,), generator=generator) for _ in range(8)]
     windows = np.stack([validation[s : s + 65] for s in torch.cat(starts).tolist()])
     # Each window predicts its 64 targets from its first token on.
     assert -model.log_probs(windows)[:, 1:].mean() == pytest.approx(1.611, abs=0.002)
-    better = KneserNey.fit([train], 65, 6, modified=True)
+    better = Ngram.fit([train], 65, 6, KneserNey(modified=True))
     assert -better.log_probs(validation).mean() == pytest.approx(1.5226, abs=0.001)

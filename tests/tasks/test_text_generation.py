@@ -17,7 +17,7 @@ import tokenloom
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.ngram import KneserNey
+from tokenloom.models.ngram import Ngram
 from tokenloom.tasks.frame.runs import load
 from tokenloom.tasks.frame.sizes import DIAL
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
@@ -331,7 +331,7 @@ def test_the_baseline_is_the_ngram_on_the_same_targets(tmp_path: Path) -> None:
     text = RHYME * 20
     cut = int(0.9 * len(text))
     characters = "".join(sorted(set(text)))
-    model = KneserNey.fit([ids_of(text[:cut], characters)], len(characters), 6)
+    model = Ngram.fit([ids_of(text[:cut], characters)], len(characters), 6)
     log_probs = model.log_probs(ids_of(text[cut:], characters))
     task = TextGeneration(TextGenerationSettings(**SIZES))
     baseline = task.baseline(task.prepare(str(data)))
@@ -362,7 +362,7 @@ def test_the_baseline_with_borders_is_asked_for_every_character(tmp_path: Path) 
     ]
     training, validation = ([document[1:] for document in part] for part in parts)
     # Characters that occur nowhere would only widen the n-gram's vocabulary.
-    model = KneserNey.fit(training, task.tokenizer.vocab - 1, 6)
+    model = Ngram.fit(training, task.tokenizer.vocab - 1, 6)
     nats = -sum(model.log_probs(document).sum() for document in validation)
     baseline = task.baseline(material)
     assert baseline is not None

@@ -18,6 +18,14 @@ from tokenloom.errors import UserError
 from tokenloom.version import VERSION
 
 OTHER_DATA = Annotated[str | None, Parameter(help="measure on all of these data instead")]
+NAMES = Annotated[str, Parameter(help="run folders; with --models, a text to train on")]
+MODELS = Annotated[str | None, Parameter(help="language models to train, such as unigram,bigram,ngram,rnn,lstm,gpt")]
+CONTEXT = Annotated[
+    str | None,
+    Parameter(help="of text: running, or N for separate windows of N tokens, which --models shows beside running"),
+]
+COMPARED = Annotated[str | None, Parameter(help="folder of the runs that --models trains [default: runs/compare-DATA]")]
+STEPS = Annotated[int | None, Parameter(converter=whole_number, help="train each for so many steps")]
 BATCH = Annotated[int, Parameter(converter=whole_number, help="samples at a time; makes no difference to the result")]
 RUN_OR_TASK = Annotated[str, Parameter(name="RUN", help="a run folder, or the name of a task")]
 
@@ -87,7 +95,8 @@ def make_app(tokens: Sequence[str]) -> App:
         app.command(_verb_command(verb, what, command, rest), name=verb)
     app.command(_info_command(command, rest), name="info")
     app.command(_plan_command(command), name="plan")
-    app.command(evaluate)
+    app.command(_evaluate_command(command, rest), name="evaluate")
+    app.command(compare)
     app.command(models)
     app.command(_data_app())
     return app
@@ -138,7 +147,7 @@ def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
         "score": "Score given data with RUN: its log-probability under a trained model.",
         "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
     }
-    others = ("train", "info", "plan", "evaluate", "models", "data", *verbs)
+    others = ("train", "info", "plan", "evaluate", "compare", "models", "data", *verbs)
     if command is not None and command not in others and rest and (Path(rest[0]) / "config.json").is_file():
         from tokenloom.cli.options import task_of_run
 
@@ -146,6 +155,30 @@ def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
             task_of_run(rest, command)
             verbs[command] = f"{command.capitalize()} with RUN."
     return verbs
+
+
+def _evaluate_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
+    def evaluate(
+        run: RUN,
+        /,
+        *,
+        data: OTHER_DATA = None,
+        batch: BATCH = 64,
+        device: DEVICE = "cpu",
+        json: JSON = False,
+        **given: Any,
+    ) -> None:
+        from tokenloom.cli.use import evaluate_run
+
+        evaluate_run(run, data, given, batch=batch, device=device, as_json=json)
+
+    evaluate.__doc__ = "Measure RUN on the whole validation part of its data, or on all of other data."
+    extra: list[Any] = []
+    if command == "evaluate":
+        from tokenloom.cli.options import task_measured
+
+        extra = [task.measuring for task in task_measured(rest) if task.measuring is not None]
+    return _with_options(evaluate, [], extra)
 
 
 def _info_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
@@ -179,7 +212,7 @@ def _plan_command(command: str | None) -> Callable[..., Any]:
     extra: list[Any] = []
     if command == "plan":
         from tokenloom.tasks.text.planning import PlanSettings
-        from tokenloom.tasks.text_generation import TextGenerationSettings
+        from tokenloom.tasks.text.settings import TextGenerationSettings
 
         extra = [TextGenerationSettings, PlanSettings]
     return _with_options(plan, [], extra)
@@ -210,13 +243,51 @@ def _with_options(function: Callable[..., Any], common: Sequence[Any], classes: 
 # Commands that are the same for all.
 
 
-def evaluate(
-    run: RUN, /, *, data: OTHER_DATA = None, batch: BATCH = 64, device: DEVICE = "cpu", json: JSON = False
+def compare(
+    *names: NAMES,
+    models: MODELS = None,
+    context: CONTEXT = None,
+    out: COMPARED = None,
+    minutes: Annotated[float | None, Parameter(help="train each about this long")] = None,
+    steps: STEPS = None,
+    size: Annotated[str | None, Parameter(help="of each: nano, tiny, small, medium or large")] = None,
+    tokenizer: Annotated[str | None, Parameter(help="of all: auto, characters, words, bpe or byte-bpe")] = None,
+    vocab: Annotated[int | None, Parameter(converter=whole_number, help="ids of the tokeniser")] = None,
+    threads: Annotated[int | None, Parameter(converter=whole_number, help="CPU threads in training")] = None,
+    seed: Annotated[int | None, Parameter(converter=whole_number, help="seed of everything random")] = None,
+    overwrite: Annotated[bool, Parameter(negative="", help="replace the runs that are there")] = False,
+    device: DEVICE = "cpu",
+    json: JSON = False,
+    quiet: QUIET = False,
 ) -> None:
-    """Measure RUN on the whole validation part of its data, or on all of other data."""
-    from tokenloom.cli.use import evaluate_run
+    """Compare trained runs in pairs, on the same validation samples; or, with --models, language models on one text.
 
-    evaluate_run(run, "-" if data == STDIN else data, batch=batch, device=device, as_json=json)
+    tokenloom compare RUN RUN: differences with 95 % intervals, by a paired bootstrap. tokenloom compare DATA --models
+    bigram,ngram,gpt: trains each on the same split, and draws what it reaches against time and size.
+    """
+    from tokenloom.cli.compare import compare_models, compare_runs
+
+    text = {"size": size, "tokenizer": tokenizer, "vocab": vocab}
+    training = {"minutes": minutes, "steps": steps, "seed": seed, "threads": threads}
+    given = {name: value for name, value in {**text, **training, "out": out}.items() if value is not None}
+    if models is None:
+        if given or overwrite:
+            raise UserError(f"--{next(iter(given), 'overwrite')} is for trainings: it has no effect without --models")
+        compare_runs(names, context, device=device, as_json=json)
+        return
+    if len(names) != 1:
+        raise UserError("--models: give one text to train them on; runs are compared without --models")
+    compare_models(
+        names[0],
+        models,
+        str(given.pop("out", f"runs/compare-{Path(names[0]).stem}")),
+        {name: given[name] for name in text if name in given},
+        {name: given[name] for name in training if name in given},
+        context=context,
+        overwrite=overwrite,
+        as_json=json,
+        quiet=quiet,
+    )
 
 
 def models(*, json: JSON = False) -> None:

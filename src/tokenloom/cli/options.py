@@ -105,6 +105,18 @@ def task_of_run(tokens: list[str], verb: str) -> type[Task] | None:
     return task
 
 
+def task_measured(tokens: list[str]) -> list[type[Task]]:
+    """The task of the run that is measured; without a run, all that have options for it."""
+    from tokenloom.tasks.frame.registry import find_task
+    from tokenloom.tasks.frame.runs import RunFolder
+
+    able = [task for task in _all_tasks() if task.measuring is not None]
+    run = first_word(tokens, [task.measuring for task in able if task.measuring is not None])
+    if run is None or not (Path(run) / "config.json").is_file():
+        return able
+    return [find_task(RunFolder(run).read_config()["task"])]
+
+
 def task_named(tokens: list[str]) -> type[Task] | None:
     """The task that `info NAME` is about, unless the name is that of a run folder."""
     from tokenloom.tasks.frame.registry import find_task

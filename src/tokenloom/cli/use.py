@@ -31,8 +31,8 @@ def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json:
         print_json({**result, "run": run, "seconds": time.perf_counter() - began})
 
 
-def evaluate_run(run: str, data: str | None, *, batch: int, device: str, as_json: bool) -> None:
-    """`tokenloom evaluate RUN [--data …]`."""
+def evaluate_run(run: str, data: str | None, given: dict[str, Any], *, batch: int, device: str, as_json: bool) -> None:
+    """`tokenloom evaluate RUN [--data …]`, with the options that the run's task has for it."""
     from tokenloom.errors import UserError
     from tokenloom.tasks.frame.runs import load
 
@@ -41,7 +41,7 @@ def evaluate_run(run: str, data: str | None, *, batch: int, device: str, as_json
     one_thread()
     task = load(run, device=device)
     began = time.perf_counter()
-    metrics = task.evaluate(data, batch=batch)
+    metrics = task.evaluate(data, batch=batch, **given)
     seconds = time.perf_counter() - began
     if as_json:
         print_json({**metrics, "data": task.source if data is None else data, "run": run, "seconds": seconds})

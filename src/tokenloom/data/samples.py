@@ -134,10 +134,13 @@ class TextWindows:
     Training epochs cut the ids at a random offset, so that windows differ from epoch to epoch, and visit each window
     once, in an order over the whole run; that takes 16 bytes of memory a window, and reads none of the ids. Evaluation
     cuts at 0, and its last window may be short: every token but the very first is a target once.
+
+    lead: each window comes with so many tokens before it; before the beginning of the run stands its end.
     """
 
     ids: NDArray[Any] | Run
     context: int
+    lead: int = 0
 
     def __post_init__(self) -> None:
         if len(self.ids) < 2 or self.context < 1:
@@ -157,9 +160,10 @@ class TextWindows:
         return np.arange(0, len(self.ids) - 1, self.context, dtype=np.int64)
 
     def take(self, keys: Keys) -> NDArray[np.int64]:
-        """(B, context + 1) ids; past the end of the text, −1."""
-        index = keys[:, None] + np.arange(self.context + 1)
+        """(B, lead + context + 1) ids; past the end of the text, −1."""
+        index = keys[:, None] + np.arange(-self.lead, self.context + 1)
         last = len(self.ids) - 1
+        index[index < 0] %= last + 1
         taken: NDArray[np.int64] = self.ids[np.minimum(index, last)].astype(np.int64)
         if int(keys.max(initial=0)) + self.context > last:
             taken[index > last] = -1
@@ -167,4 +171,4 @@ class TextWindows:
 
     def fingerprint(self) -> str:
         ids = self.ids if isinstance(self.ids, np.ndarray) else self.ids.fingerprint()
-        return fingerprint_of((self.context, ids))
+        return fingerprint_of((self.context, ids, self.lead) if self.lead else (self.context, ids))

@@ -53,6 +53,17 @@ class Stream:
             return counted
         return (counted - self.real.int().argmax(1, keepdim=True)).clamp(min=0)
 
+    def depths(self) -> Tensor:
+        """(B, N) int64: how many tokens of its own document stand before each token in its row; −1 where one pads."""
+        index = torch.arange(self.shape[1], device=self.tokens.device).expand(self.shape)
+        starts = (index == 0).clone()
+        if self.segments is not None:
+            starts[:, 1:] |= self.segments[:, 1:] != self.segments[:, :-1]
+        if self.real is not None:
+            starts[:, 1:] |= self.real[:, 1:] & ~self.real[:, :-1]
+        depths = index - torch.where(starts, index, 0).cummax(1).values
+        return depths if self.real is None else depths.masked_fill(~self.real, -1)
+
     def to(self, device: torch.device) -> Stream:
         """The same stream on another device."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}

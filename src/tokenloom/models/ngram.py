@@ -1,24 +1,7 @@
-"""An n-gram model with interpolated Kneser–Ney smoothing: the line that a neural model has to beat.
+"""An n-gram model: it predicts a token from the n − 1 tokens before it, by counts. `smoothing.py` has the formulas.
 
-Order n predicts a token w from the n − 1 tokens before it. With c(h w) the count of the context h followed
-by w and h′ the context without its oldest token,
-
-    p(w | h) = max(c(h w) − D(c), 0) / c(h ·) + γ(h) · p(w | h′),
-    γ(h)     = Σ_w min(D(c), c(h w)) / c(h ·).
-
-At the longest context c counts occurrences. At all shorter ones c(h w) is the number of *different* tokens
-seen just before h w (a continuation count): "Francisco" is frequent, but only after "San", so it should
-seldom be guessed elsewhere. The recursion ends in the uniform distribution over the vocabulary, so no token
-has probability zero. Where a context was never seen, the shorter one speaks for it.
-
-Sources: Kneser and Ney 1995, "Improved backing-off for m-gram language modeling"; Chen and Goodman 1999, "An
-empirical study of smoothing techniques for language modeling" (interpolation, the discounts).
-
-How it is stored. All n-grams of length m are numbered 0, 1, 2, … in sorted order, and one of length m is
-found by the key (number of its first m − 1 tokens) · vocab + last token. Numbers are ranks, not hashes, so
-that two n-grams cannot meet. A context's successors are neighbours in the sorted keys. Each n-gram keeps
-its finished, interpolated probability, each context its γ; a lookup climbs from short to long and keeps the
-longest match.
+Each n-gram keeps its finished probability, each context γ, the share that it leaves to the next shorter one; a lookup
+climbs from short to long and keeps the longest match.
 """
 
 from __future__ import annotations
@@ -30,30 +13,27 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloom.models.smoothing import (
+    HELD_OUT,
+    Floats,
+    Integers,
+    JelinekMercer,
+    KneserNey,
+    Level,
+    Relative,
+    Smoothing,
+    best_weights,
+    checked,
+    levels_of,
+    lookup,
+    room_of,
+    shifted,
+)
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tokenloom.models.protocols import State
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Level:
-    """All n-grams of one length m and what they predict.
-
-    keys: (n-grams,) sorted; key = (number of the first m − 1 tokens among the n-grams of length m − 1) ·
-    vocab + last token. probs: (n-grams,) interpolated probability of the last token after the others.
-    gamma: (contexts,) the share that a context of length m − 1 leaves to the next shorter one, 1 for a
-    context that nothing followed. discounts: what is taken off a count of one, of two, and of three or
-    more.
-    """
-
-    keys: Integers
-    probs: Floats
-    gamma: Floats
-    discounts: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -77,34 +57,46 @@ class NgramState:
 
 
 @dataclass(frozen=True)
-class KneserNey:
+class Ngram:
     """An n-gram model that scores text (`log_probs`) and is sampled like any other model (`start`, `step`).
 
-    Make one with `fit`. levels[m − 1] holds the n-grams of length m, for m = 1 … order.
+    Make one with `fit`. levels[m − 1] holds the n-grams of length m, for m = 1 … order. interpolated: whether shorter
+    contexts have a say; else what a context leaves is shared out evenly. border: an id that ends one document and
+    begins the next.
     """
 
     vocab: int
     order: int
     levels: tuple[Level, ...]
+    interpolated: bool = True
+    border: int | None = None
 
     @classmethod
-    def fit(cls, parts: Sequence[NDArray[Any]], vocab: int, order: int = 6, *, modified: bool = False) -> Self:
-        """Count the parts and smooth the counts.
+    def fit(
+        cls,
+        parts: Sequence[NDArray[Any]],
+        vocab: int,
+        order: int = 6,
+        smoothing: Smoothing | None = None,
+        *,
+        border: int | None = None,
+    ) -> Self:
+        """Count the parts and smooth the counts, by interpolated Kneser–Ney with one discount a level unless given.
 
         parts: independent documents, each a 1-D integer array of ids in 0 … vocab − 1; no n-gram crosses
         from one into the next, and the start of a document counts as one more possible left neighbour of
-        what stands there. modified: three discounts a level (for counts of one, of two, and above) in place
-        of one; on tinyshakespeare that is worth 0.035 nats. Takes about `order` sorts of the whole text.
-        Raises ValueError for ids out of range, for no ids at all, and for an order or a vocabulary below 1.
+        what stands there. The modified discounts are worth 0.035 nats on tinyshakespeare. Takes about `order` sorts of
+        the whole text. Raises ValueError for ids out of range, for no ids at all, and for an order or a vocabulary
+        below 1.
         """
         if order < 1 or vocab < 1:
             raise ValueError(f"order and vocab must be at least 1, not {order} and {vocab}")
-        arrays = [_checked(part, vocab) for part in parts]
+        arrays = [checked(part, vocab) for part in parts]
         if not sum(map(len, arrays)):
             raise ValueError("an n-gram model needs at least one token to count")
-        tokens = np.concatenate(arrays)
-        room = np.concatenate([np.arange(len(array)) for array in arrays])
-        return cls(vocab, order, tuple(_levels(tokens, room, vocab, order, modified)))
+        smoothing = KneserNey() if smoothing is None else smoothing
+        levels = tuple(levels_of(arrays, vocab, order, smoothing, border))
+        return cls(vocab, order, levels, smoothing.interpolated, border)
 
     @property
     def context(self) -> int:
@@ -124,17 +116,42 @@ class KneserNey:
             raise ValueError(f"windows must be at least 1 and cut a 1-D text, not {windows} and {ids.ndim}-D")
         if ids.ndim not in (1, 2):
             raise ValueError(f"ids must be (N,) or (B, N), not {ids.ndim}-D")
-        tokens = _checked(ids.reshape(-1), self.vocab)
+        tokens = checked(ids.reshape(-1), self.vocab)
         length = windows or max(ids.shape[-1], 1)
-        room = np.arange(len(tokens), dtype=np.int64) % length
+        cuts = np.arange(length, len(tokens), length)
+        room = np.concatenate([room_of(part, self.border) for part in np.split(tokens, cuts)])
+        depth = np.where(tokens == self.border, 0, room)
         probs = np.full(len(tokens), 1.0 / self.vocab)
-        for level, contexts, found in self._climb(tokens, room):
-            known = contexts >= 0
-            probs[known] *= level.gamma[contexts[known]]
-            hit = found >= 0
-            probs[hit] = level.probs[found[hit]]
-        np.log(probs, out=probs)
-        return probs.reshape(ids.shape)
+        for size, (level, contexts) in enumerate(self._climb(tokens, depth)):
+            contexts = shifted(contexts) if size else contexts
+            contexts[room < size] = -1
+            self._refine(probs, level, contexts, room >= size, tokens)
+        return np.asarray(np.log(probs, out=probs).reshape(ids.shape))
+
+    def log_probs_after(self, ids: NDArray[Any], depth: NDArray[Any], targets: NDArray[Any]) -> Floats:
+        """Log-probability (B, N) of a target after each token of some rows, given the tokens up to it.
+
+        ids, targets: (B, N). depth: (B, N) how many tokens of its own document stand before each token in its row;
+        negative for a token that only pads.
+        """
+        tokens, wanted = checked(ids.reshape(-1), self.vocab), checked(targets.reshape(-1), self.vocab)
+        known = depth.reshape(-1)
+        probs = np.full(len(tokens), 1.0 / self.vocab)
+        for size, (level, contexts) in enumerate(self._climb(tokens, known)):
+            self._refine(probs, level, contexts, known + 1 >= size, wanted)
+        return np.asarray(np.log(probs, out=probs).reshape(ids.shape))
+
+    def _refine(
+        self, probs: Floats, level: Level, contexts: Integers, asked: NDArray[np.bool_], targets: Integers
+    ) -> None:
+        """Refine the probabilities of targets in place by one level. contexts: their numbers, −1 where never seen.
+        asked: where there are enough tokens for a context of this length."""
+        if not self.interpolated:
+            probs[asked] = 1.0 / self.vocab
+        known = np.flatnonzero(contexts >= 0)
+        probs[known] *= level.gamma[contexts[known]]
+        found = lookup(level.keys, contexts[known] * self.vocab + targets[known])
+        probs[known[found >= 0]] = level.probs[found[found >= 0]]
 
     def start(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
         """The state of `batch` rows that have seen nothing yet."""
@@ -161,69 +178,63 @@ class KneserNey:
         fresh = tokens.cpu().masked_fill(torch.arange(n) >= taken[:, None], 0)
         joined = torch.cat([state.tail, fresh], 1)
         tail = joined.gather(1, taken[:, None] + torch.arange(self.context))
-        probs = self._next(joined.numpy(), state.tail.numpy())
-        logs = torch.from_numpy(np.log(probs, out=probs)).reshape(batch, n, self.vocab)
-        return logs.to(tokens.device), NgramState(tail, state.lengths + taken)
+        # Where what is known of a row begins; after that, at the last border.
+        index = np.broadcast_to(np.arange(joined.shape[1]), joined.shape)
+        begin = (state.tail < 0).sum(1, keepdim=True).numpy()
+        depth = index - np.maximum.accumulate(np.where(joined.numpy() == self.border, index, begin), axis=1)
+        probs = self.distributions(joined.numpy(), depth)[:, -n:]
+        return torch.from_numpy(np.log(probs, out=probs)).to(tokens.device), NgramState(tail, state.lengths + taken)
 
-    def _next(self, joined: Integers, tail: Integers) -> Floats:
-        """Distributions (B · N, vocab) of the token after each of the last N columns of joined (B, order − 1 + N)."""
-        batch, width = joined.shape
-        unknown = (tail < 0).sum(1)
-        room = (np.arange(width) - unknown[:, None]).reshape(-1)
-        fed = np.zeros((batch, width), dtype=bool)
-        fed[:, tail.shape[1] :] = True
-        rows = np.flatnonzero(fed)
-        _checked(joined.reshape(-1)[rows], self.vocab)
-        probs = np.full((len(rows), self.vocab), 1.0 / self.vocab)
-        _spread(probs, self.levels[0], np.zeros(len(rows), dtype=np.int64), self.vocab)
-        climb = self._climb(joined.reshape(-1), room)
-        for level, (_, _, found) in zip(self.levels[1:], climb, strict=False):
-            _spread(probs, level, found[rows], self.vocab)
-        return probs
+    def distributions(self, ids: Integers, depth: NDArray[Any]) -> Floats:
+        """(B, N, vocab): the distribution of the token after each token; see `log_probs_after`."""
+        known = depth.reshape(-1)
+        tokens = ids.reshape(-1)
+        checked(tokens[known >= 0], self.vocab)
+        probs = np.full((len(tokens), self.vocab), 1.0 / self.vocab)
+        for size, (level, contexts) in enumerate(self._climb(tokens, known)):
+            if not self.interpolated:
+                probs[known + 1 >= size] = 1.0 / self.vocab
+            _spread(probs, level, contexts, self.vocab)
+        return probs.reshape(*ids.shape, self.vocab)
 
-    def _climb(self, tokens: Integers, room: NDArray[Any]) -> Iterator[tuple[Level, Integers, Integers]]:
-        """For each level, at each token: the number of the context before it and of the n-gram ending in it.
-
-        A number is −1 where there is none: not enough tokens before, or never seen.
-        room: (tokens,) how many known tokens stand before this one in its own row; negative where the token
-        itself is unknown.
-        """
-        contexts = np.where(room >= 0, 0, -1)
+    def _climb(self, tokens: Integers, depth: NDArray[Any]) -> Iterator[tuple[Level, Integers]]:
+        """For each level, at each token: the number of the context that ends with it, or −1 where there is none: too
+        few tokens before, or never seen. depth: see `log_probs_after`."""
+        contexts = np.zeros(len(tokens), dtype=np.int64)
         for m, level in enumerate(self.levels, start=1):
-            contexts[room < m - 1] = -1
-            found = np.full(len(tokens), -1, dtype=np.int64)
-            asked = np.flatnonzero(contexts >= 0)
-            found[asked] = _lookup(level.keys, contexts[asked] * self.vocab + tokens[asked])
-            yield level, contexts, found
-            contexts = _shifted(found)
+            yield level, contexts.copy()
+            before = shifted(contexts) if m > 1 else contexts
+            asked = np.flatnonzero((before >= 0) & (depth >= m - 1))
+            contexts = np.full(len(tokens), -1, dtype=np.int64)
+            if m < self.order:
+                contexts[asked] = lookup(level.keys, before[asked] * self.vocab + tokens[asked])
 
 
-def _checked(ids: NDArray[Any], vocab: int) -> Integers:
-    """The ids as int64, or ValueError where they are no ids of this vocabulary."""
-    ids = np.asarray(ids)
-    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-        raise ValueError(f"ids must be a 1-D integer array, not {ids.ndim}-D {ids.dtype}")
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-        raise ValueError(f"ids must lie in 0 … {vocab - 1}, not {ids.min()} … {ids.max()}")
-    return ids.astype(np.int64, copy=False)
-
-
-def _shifted(numbers: Integers) -> Integers:
-    """What stood at the token before; −1 at the first."""
-    shifted = np.empty_like(numbers)
-    shifted[:1] = -1
-    shifted[1:] = numbers[:-1]
-    return shifted
-
-
-def _lookup(keys: Integers, wanted: Integers) -> Integers:
-    """Where each wanted key stands in the sorted keys, −1 where it does not."""
-    if not len(keys):
-        return np.full(len(wanted), -1, dtype=np.int64)
-    places = np.searchsorted(keys, wanted)
-    places[places == len(keys)] = 0
-    places[keys[places] != wanted] = -1
-    return places
+def jelinek_mercer(parts: Sequence[NDArray[Any]], vocab: int, order: int, border: int | None = None) -> JelinekMercer:
+    """Weights found on the last tenth of the parts, with counts of the rest, from short n-grams to long ones."""
+    tokens = np.concatenate([checked(part, vocab) for part in parts])
+    ends = np.cumsum([len(part) for part in parts])
+    cut = min(max(1, round(len(tokens) * (1 - HELD_OUT))), len(tokens) - 1)
+    kept = [part for part in np.split(tokens[:cut], ends[ends < cut]) if len(part)]
+    held = [part for part in np.split(tokens[cut:], ends[ends > cut] - cut) if len(part)]
+    raw = Ngram.fit(kept, vocab, order, Relative(), border=border)
+    text = np.concatenate(held)
+    room = np.concatenate([room_of(part, border) for part in held])
+    depth = np.where(text == border, 0, room)
+    probs = np.full(len(text), 1.0 / vocab)
+    weights = []
+    for size, (level, contexts) in enumerate(raw._climb(text, depth)):
+        contexts = shifted(contexts) if size else contexts
+        contexts[room < size] = -1
+        known = np.flatnonzero(contexts >= 0)
+        known = known[level.gamma[contexts[known]] > 0]
+        totals = level.gamma[contexts[known]]
+        found = lookup(level.keys, contexts[known] * vocab + text[known])
+        relative = np.where(found >= 0, level.probs[found], 0.0)
+        weights.append(best_weights(relative, totals, probs[known]))
+        share = JelinekMercer(tuple(weights)).shares(size + 1, totals)
+        probs[known] = share * relative + (1 - share) * probs[known]
+    return JelinekMercer(tuple(weights))
 
 
 def _spread(probs: Floats, level: Level, contexts: Integers, vocab: int) -> None:
@@ -239,65 +250,3 @@ def _spread(probs: Floats, level: Level, contexts: Integers, vocab: int) -> None
     steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     entries = np.repeat(first, sizes) + steps
     probs[np.repeat(rows, sizes), level.keys[entries] % vocab] = level.probs[entries]
-
-
-def _levels(tokens: Integers, room: NDArray[Any], vocab: int, order: int, modified: bool) -> Iterator[Level]:
-    """Count level after level; a level is finished once the next longer n-grams have told its continuation counts."""
-    # At each position: the number of the n-gram of length m − 1 that ends here, or at the token before.
-    here = before = np.zeros(len(tokens), dtype=np.int64)
-    keys: Integers = np.zeros(1, dtype=np.int64)
-    probs = np.array([1.0 / vocab])
-    suffixes: Integers = np.zeros(1, dtype=np.int64)
-    contexts = 0
-    for m in range(1, order + 1):
-        at = np.flatnonzero(room >= m - 1)
-        longer, inverse = np.unique(before[at] * vocab + tokens[at], return_inverse=True)
-        # An n-gram without its first token is the same at each of its places, so any of them may write it.
-        shorter = np.zeros(len(longer), dtype=np.int64)
-        shorter[inverse] = here[at]
-        if m > 1:
-            counts = np.bincount(shorter, minlength=len(keys))
-            counts[np.unique(here[room == m - 2])] += 1  # what stands at the start of a document
-            level = _smoothed(keys, counts, probs[suffixes], contexts, vocab, modified)
-            yield level
-            probs = level.probs
-        contexts = len(keys)
-        keys, suffixes = longer, shorter
-        here = np.full(len(tokens), -1, dtype=np.int64)
-        here[at] = inverse
-        before = _shifted(here)
-    counts = np.bincount(inverse, minlength=len(keys))
-    yield _smoothed(keys, counts, probs[suffixes], contexts, vocab, modified)
-
-
-def _smoothed(keys: Integers, counts: Integers, lower: Floats, contexts: int, vocab: int, modified: bool) -> Level:
-    """Turn the counts of one level into probabilities.
-
-    lower: the finished probabilities of the same n-grams without their first token. contexts: how many
-    n-grams there are of length m − 1. Every count is at least 1.
-    """
-    discounts = _discounts(counts, modified)
-    taken = np.array(discounts)[np.minimum(counts, 3) - 1]
-    owners = keys // vocab
-    totals = np.bincount(owners, weights=counts, minlength=contexts)
-    freed = np.bincount(owners, weights=taken, minlength=contexts)
-    gamma = np.divide(freed, totals, out=np.ones(contexts), where=totals > 0)
-    probs = (counts - taken) / totals[owners] + gamma[owners] * lower
-    return Level(keys, probs, gamma, discounts)
-
-
-def _discounts(counts: Integers, modified: bool) -> tuple[float, float, float]:
-    """What to take off counts of one, two, and three or more, from how many n-grams occurred once, twice, …
-
-    n_c is the number of n-grams with count c. One discount: D = n₁ / (n₁ + 2 n₂). Modified (Chen and Goodman
-    1999): D_c = c − (c + 1) · D · n_{c+1} / n_c for counts c = 1, 2, and 3 or more. A small or odd text may
-    leave an estimate without data or not above 0; then D serves for all three, or 0.5 where D itself fails.
-    So every context leaves something to the shorter one, and no discount exceeds its count.
-    """
-    n1, n2, n3, n4 = (int(n) for n in np.bincount(np.minimum(counts, 5), minlength=6)[1:5])
-    one = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
-    if modified and n1 and n2 and n3 and n4:
-        first, second, third = 1 - 2 * one * n2 / n1, 2 - 3 * one * n3 / n2, 3 - 4 * one * n4 / n3
-        if min(first, second, third) > 0:
-            return first, second, third
-    return one, one, one

@@ -1,13 +1,13 @@
-"""Text generation: a GPT trained on any text, sampled, measured and continued."""
+"""Text generation: a GPT, a recurrent network or an n-gram made of any text, sampled, measured and continued."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -16,69 +16,49 @@ from torch import nn
 
 from tokenloom.data.documents import TextData
 from tokenloom.data.report import TextReport
-from tokenloom.data.samples import Run, TextWindows
+from tokenloom.data.samples import Run, Samples, TextWindows, fingerprint_of
 from tokenloom.data.shards import Tokenised, open_tokenised
 from tokenloom.data.splits import split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.gpt import GPT, STYLES, GPTConfig
 from tokenloom.models.protocols import StepModel
-from tokenloom.tasks.frame.base import Example, Material
-from tokenloom.tasks.frame.flat import nearest
-from tokenloom.tasks.frame.sizes import Dial, dial
+from tokenloom.tasks.frame.base import Example, Material, Measured
 from tokenloom.tasks.text.baseline import ngram_baseline
 from tokenloom.tasks.text.continuing import ContinuesText
+from tokenloom.tasks.text.kinds.table import MODELS, kind_of, refuse_idle
+from tokenloom.tasks.text.measuring import (
+    BITS_PER_BYTE,
+    RUNNING,
+    MeasuringOptions,
+    blocks,
+    checked_window,
+    documents_of,
+    totals_of,
+    window_in_words,
+)
+from tokenloom.tasks.text.settings import TextGenerationSettings
 from tokenloom.tasks.text.tokenised import kept_baseline, refuse_inert, report_of, tokenizer_of
 from tokenloom.tokens.base import END, UNKNOWN, TextTokenizer
 from tokenloom.tokens.text import choose_tokenizer, load_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
-from tokenloom.training.settings import option
+from tokenloom.training.loop import evaluate
+from tokenloom.training.losses import Term, Terms, Totals
 
+# What the equality kit cannot ask of all kinds of models.
+NO_STEPS = "it is counted in one pass, not trained in steps"
+COUNTED = {
+    "fused = explicit": "it has no attention",
+    "compiled = eager": "there is nothing to compile in tables",
+    **dict.fromkeys(("accumulated = whole", "2 processes = 1", "resumed = straight"), NO_STEPS),
+}
+RECURRENT = {"fused = explicit": "it has no attention"}
+ELMAN = {**RECURRENT, "compiled = eager": "compiling writes out its loop over tokens, which takes longer than it saves"}
 # A sketch without data assumes about as many different characters as an English text has.
 SKETCH_VOCAB = 96
 # A text that is passed over so often in fewer than so many steps is a short one.
 MOST_EPOCHS, SHORT = 15, 500
-# The textbook's own training.
-CHAPTER_RECIPE: dict[str, Any] = {
-    "optimizer": "adamw",
-    "rate": 6e-3,
-    "weight_decay": 0.01,
-    "decay": "all",
-    "beta2": 0.999,
-    "clip": 0.0,
-    "schedule": "cosine",
-    "warmup": 100,
-    "steps": 900,
-    "batch": 32,
-}
-
-
-@dataclass(frozen=True)
-class TextGenerationSettings:
-    """How the text is read, how it becomes tokens, and the model's sizes; None = derived."""
-
-    size: str = option("small", "how large a model: nano, tiny, small, medium or large; sets what is not given below")
-    style: Literal["modern", "chapter"] = option("modern", "parts of the model: modern, or as in the textbook")
-    context: int | None = option(None, "tokens that a prediction can see")
-    width: int | None = option(None, "features of a token inside the model")
-    depth: int | None = option(None, "layers")
-    heads: int | None = option(None, "attention heads a layer")
-    kv_heads: int | None = option(None, "key–value heads a layer; as many as heads when not given")
-    window: int | None = option(None, "attend to this many tokens only, and go on for ever in fixed memory")
-    dropout: float | None = option(None, "share of activations dropped in training")
-    tokenizer: str = option("auto", "auto, characters, words, bpe or byte-bpe")
-    vocab: int | None = option(None, "ids of a words, bpe or byte-bpe tokeniser")
-    borders: bool | None = option(
-        None, "keep documents apart with an end token; by default where there are several documents"
-    )
-    validation: str | None = option(None, "validate on this text instead of a part of the data")
-    holdout: float = option(0.1, "share of the data kept for validation")
-    column: str | None = option(None, "column of a table, or field of JSON lines, that holds the text")
-    encoding: str = option("utf-8", "encoding of the text")
-    newlines: Literal["fold", "keep"] = option("fold", "fold: every kind of line end becomes a line feed; keep")
 
 
 class TextGeneration(ContinuesText):
@@ -86,39 +66,23 @@ class TextGeneration(ContinuesText):
 
     name = "text-generation"
     fallback = True
-    summary = "train a GPT on any text; generate, evaluate and score with it"
+    summary = "train a GPT, a recurrent network or an n-gram on any text; generate, evaluate and score with it"
     Settings = TextGenerationSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "gpt": "decoder-only transformer; --style modern (rotary, RMSNorm, ReLU²) or chapter (learned, LayerNorm, GELU)"
-    }
+    measuring = MeasuringOptions
+    models: ClassVar[Mapping[str, str]] = MODELS
 
     def __init__(self, settings: TextGenerationSettings | None = None) -> None:
         super().__init__(settings)
         self._tokenizer: TextTokenizer | None = None
-        self._dial: Dial | None = None
+        self.kind = kind_of(self.settings.model)
         self._texts: tuple[TextData, TextData] | None = None
         self._tokenised: Tokenised | None = None
         self._lengths: torch.Tensor | None = None
         self._note_context = ""
-        self._check_settings()
-
-    def _check_settings(self) -> None:
-        s: TextGenerationSettings = self.settings
-        for name in ("context", "width", "depth", "heads", "kv_heads", "window", "vocab"):
-            value = getattr(s, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-        if s.dropout is not None and not 0 <= s.dropout < 1:
-            raise UserError(f"--dropout {s.dropout}: must be from 0 up to, but not including, 1")
-        if not 0 < s.holdout < 1:
-            raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
-        if s.validation is not None and s.holdout != TextGenerationSettings.holdout:
-            raise UserError("--holdout has no effect with --validation: leave one of them out")
-        if s.style not in STYLES:
-            raise UserError(f"--style {s.style}: no such style{nearest(s.style, STYLES)}")
-        if s.style == "chapter" and s.window is not None:
-            raise UserError(f"--window {s.window}: needs relative positions, which --style chapter does not have")
-        dial(s.size)
+        self._window: float | None = None
+        self.settings.check()
+        refuse_idle(self.settings, self.settings.model)
+        self.kind.check(self.settings)
 
     # Data.
 
@@ -183,7 +147,8 @@ class TextGeneration(ContinuesText):
 
     def _material(self, ids: NDArray[Any] | Run, held: NDArray[Any] | Run, report: TextReport) -> Material:
         context = self.model_config["context"]
-        return Material(TextWindows(ids, context), TextWindows(held, context), report.lines(), report.as_dict())
+        training = TextWindows(ids, context, self.kind.lead(self.model_config))
+        return Material(training, TextWindows(held, context), report.lines(), report.as_dict())
 
     def _settled(self, data: str, tokens: int, held: int) -> dict[str, str]:
         """Settle the sizes; returns what the report should say beside the counts of the text."""
@@ -227,53 +192,19 @@ class TextGeneration(ContinuesText):
         s: TextGenerationSettings = self.settings
         if self.model_config:
             return
-        self._dial = dial(s.size)
-        chosen = {name: getattr(s, name) or value for name, value in self._dial.sizes.items()}
-        longest = max(1, tokens // 4)
-        if chosen["context"] > longest:
-            if s.context is not None:
-                raise UserError(
-                    f"--context {s.context}: the training text has only {tokens:,} tokens; "
-                    f"at most {longest:,} would leave windows to choose from"
-                )
-            self._note_context = f"{longest} tokens instead of {chosen['context']}, since the text is short"
-            chosen["context"] = longest
-        if chosen["width"] % chosen["heads"]:
-            raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
-        dropout = self._dial.dropout if s.dropout is None else s.dropout
-        config = STYLES[s.style](vocab, *(chosen[k] for k in ("context", "width", "depth", "heads")))
-        self.model_config = {
-            **config.as_dict(),
-            "dropout": 0.0 if s.style == "chapter" and s.dropout is None else dropout,
-            "kv_heads": s.kv_heads,
-            "window": s.window,
-        }
-        self._try_config()
-        changes: dict[str, Any] = {**chosen, "dropout": self.model_config["dropout"]}
-        self.settings = replace(s, **changes)
-
-    def _try_config(self) -> None:
-        """Sizes that do not go together are the user's mistake: say so before any work."""
-        small = {"depth": 1, "vocab": 1, "context": 1}
-        if self.model_config["width"] % (2 * self.model_config["heads"]) == 0:
-            # However large the model is to be, so that one too large for this machine can be planned.
-            small["width"] = 2 * self.model_config["heads"]
-        try:
-            GPT(GPTConfig(**{**self.model_config, **small}))
-        except ValueError as error:
-            raise UserError(f"{error} (--width, --heads and --kv-heads decide)") from error
+        settled = self.kind.settle(s, tokens, vocab)
+        self.model_config = {"kind": s.model, **settled.config}
+        self.settings, self._note_context = replace(s, **settled.settings), settled.note
 
     def sketch(self) -> None:
         self._settle(1 << 40, self.settings.vocab or SKETCH_VOCAB)
 
     def derived(self) -> dict[str, Any]:
-        return {name: self.model_config[name] for name in ("context", "width", "depth", "heads", "dropout")}
+        return {name: self.model_config[name] for name in self.kind.shown if name in self.model_config}
 
     def recipe(self, material: Material | None = None) -> dict[str, Any]:
-        if self.settings.style == "chapter":
-            return CHAPTER_RECIPE
-        recipe = (self._dial or dial(self.settings.size)).recipe
-        if material is None:
+        recipe = self.kind.recipe(self.settings)
+        if material is None or "steps" in recipe:
             return recipe
         steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
         # A short text is soon known by heart: then the passes over it are the measure, and not the minutes.
@@ -281,8 +212,18 @@ class TextGeneration(ContinuesText):
 
     # Model, loss and metrics.
 
-    def build(self, seed: int) -> GPT:
-        return GPT(GPTConfig(**self.model_config), seed)
+    @property
+    def counted(self) -> bool:
+        return self.kind.counted
+
+    def count(self, material: Material) -> nn.Module:
+        ids = cast(TextWindows, material.training).ids
+        whole = ids if isinstance(ids, np.ndarray) else ids[np.arange(len(ids))]
+        return self.kind.count(self.model_config, whole, self.tokenizer.specials.get(END))
+
+    def build(self, seed: int) -> nn.Module:
+        # Runs of the first version do not name the kind.
+        return self.kind.build({name: value for name, value in self.model_config.items() if name != "kind"}, seed)
 
     def collate(self, samples: NDArray[np.int64], moment: Moment) -> Batch:
         rows = torch.from_numpy(samples)
@@ -290,16 +231,27 @@ class TextGeneration(ContinuesText):
         if bool((targets < 0).any()):
             # Past the end of the text. Padding stands at the end only, where causality hides it from all that counts.
             ids, targets = ids.clamp(min=0), targets.masked_fill(targets < 0, IGNORE)
+        stream = self._stream_of(ids)
+        lead = self.kind.lead(self.model_config) if moment.training else 0
+        if not lead:
+            return Batch({"text": stream}, {"loss": targets})
+        before, text = (
+            Stream(ids=ids[:, part], segments=None if stream.segments is None else stream.segments[:, part])
+            for part in (slice(0, lead), slice(lead, None))
+        )
+        return Batch({"text": text, "before": before}, {"loss": targets[:, lead:]})
+
+    def _stream_of(self, ids: torch.Tensor) -> Stream:
         stream = Stream(ids=ids)
         end = self.tokenizer.specials.get(END)
         if end is not None and bool((ids[:, 1:] == end).any()):
             stream.segments = (ids == end).cumsum(1)
-            stream.positions = _restarting(stream.segments)
-        return Batch({"text": stream}, {"loss": targets})
+            stream.positions = stream.depths()
+        return stream
 
     def loss(self, model: nn.Module, batch: Batch) -> Terms:
         targets = batch.targets["loss"]
-        terms = {"loss": cross_entropy_term(model(batch), targets)}
+        terms = {"loss": self.kind.term(model, batch)}
         counted = targets != IGNORE
         size = self._byte_lengths(targets.device)[targets.clamp(min=0)] * counted
         terms["bytes"] = Term(size.sum(1), counted.sum(1), weight=0.0)
@@ -323,7 +275,7 @@ class TextGeneration(ContinuesText):
             "perplexity": math.exp(min(nats, 700.0)),
             "bits_per_byte": loss.total / math.log(2) / size if size else math.nan,
             "targets": loss.count,
-            "window": float(self.model_config["context"]),
+            "window": float(self.model_config["context"] if self._window is None else self._window),
         }
         if "unknown" in totals and totals["unknown"].total:
             # What an unknown word was is never predicted, so that there is no price of the text in bits.
@@ -341,11 +293,72 @@ class TextGeneration(ContinuesText):
             f"bits a token:  {m['bits']:.4f}",
             f"perplexity:    {m['perplexity']:,.2f}",
             f"bits per byte: {per_byte}",
-            f"measured on:   {int(m['targets']):,} tokens, in separate windows of {int(m['window']):,}",
+            f"measured on:   {int(m['targets']):,} tokens, {window_in_words(m['window'])}",
         ]
 
+    def evaluate(
+        self,
+        data: str | None = None,
+        *,
+        batch: int = 64,
+        samples: Samples | None = None,
+        context: str | int | None = None,
+    ) -> dict[str, float]:
+        """See `Task.evaluate`. context: how much of the text before it each token is predicted from; see
+        `MeasuringOptions`."""
+        if context is None:
+            return super().evaluate(data, batch=batch, samples=samples)
+        if samples is not None:
+            raise UserError("samples say by themselves what is before a token: leave out the context")
+        window = checked_window(context, self.kind.largest(self.model_config))
+        held = self.prepare(self.source).validation if data is None else self.samples_of(data)
+        ids = cast(TextWindows, held).ids
+        self._window = math.inf if window is None else window
+        try:
+            if window is not None:
+                return super().evaluate(batch=batch, samples=TextWindows(ids, window))
+            return self.summarise(self._running_totals(ids))
+        finally:
+            self._window = None
+
+    def running(self, ids: NDArray[Any] | Run) -> torch.Tensor:
+        """(N − 1,) nats of every token of a run but the first, with all the context of its document that the model can
+        use: see "Measured with running context" in ARCHITECTURE.md."""
+        with self.ready() as model, torch.no_grad():
+            parts = documents_of(ids, self.tokenizer.specials.get(END))
+            return torch.cat([self.kind.running(model, part) for part in parts])
+
+    def measured(self, context: str | None = None) -> Measured:
+        """Bits per byte: with running context, in blocks of text that are the same for every tokeniser, or in separate
+        windows of so many tokens."""
+        ids = cast(TextWindows, self.prepare(self.source).validation).ids
+        window = checked_window(RUNNING if context is None else context, self.kind.largest(self.model_config))
+        unknown = self.tokenizer.specials.get(UNKNOWN)
+        whole = ids[np.arange(len(ids))].astype(np.int64)
+        if unknown is not None and bool((whole == unknown).any()):
+            raise UserError("the tokeniser does not know some words of the validation text: they have no price in bits")
+        if window is None:
+            sizes = self.tokenizer.byte_lengths()[whole]
+            text = fingerprint_of(self.tokenizer.decode(whole))
+            return blocks(self.running(ids), torch.from_numpy(sizes), text)
+        samples = TextWindows(ids, window)
+        totals = evaluate(self, self.model, samples)
+        content = fingerprint_of((samples.fingerprint(), self.tokenizer.fingerprint()))
+        bits = totals["loss"].samples[0] / math.log(2)
+        return Measured(bits, totals["bytes"].samples[0], BITS_PER_BYTE, content)
+
+    def _running_totals(self, ids: NDArray[Any] | Run) -> dict[str, Totals]:
+        targets = torch.from_numpy(ids[np.arange(1, len(ids))].astype(np.int64))
+        values = {"loss": self.running(ids), "bytes": self._byte_lengths(targets.device)[targets]}
+        if UNKNOWN in self.tokenizer.specials:
+            values["unknown"] = targets == self.tokenizer.specials[UNKNOWN]
+        return {name: totals_of(value, self.model_config["context"]) for name, value in values.items()}
+
     def baseline(self, material: Material) -> Baseline | None:
-        """An n-gram over characters, asked for the same text. None where the model is not asked for unknown words."""
+        """An n-gram over characters, asked for the same text. None where the model is not asked for unknown words, and
+        where it is itself of the simple kind."""
+        if self.counted:
+            return None
         if self._tokenised is not None:
             kept = kept_baseline(self._tokenised) if self.settings.validation is None else ""
             return None if isinstance(kept, str) else kept
@@ -394,21 +407,18 @@ class TextGeneration(ContinuesText):
     def examples(cls, folder: Path) -> Mapping[str, Example]:
         text = folder / "rhyme.txt"
         text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12, "utf-8")
+        recurrent = {"context": 16, "width": 16, "batch": 4}
         tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4}
         return {
             "modern": Example(str(text), tiny),
             "chapter": Example(str(text), {**tiny, "style": "chapter"}),
             "window": Example(str(text), {**tiny, "window": 8, "kv_heads": 1}),
+            "ngram": Example(str(text), {"model": "ngram", "order": 3, "context": 16}, COUNTED),
+            "bigram": Example(str(text), {"model": "bigram", "context": 16}, COUNTED),
+            "rnn": Example(str(text), {**recurrent, "model": "rnn"}, ELMAN),
+            "lstm": Example(str(text), {**recurrent, "model": "lstm", "depth": 2}, RECURRENT),
+            "gru": Example(str(text), {**recurrent, "model": "gru", "carry": 0}, RECURRENT),
         }
 
     def decoder(self, batch: Batch) -> StepModel:
         return self._steps(self.model)
-
-
-def _restarting(segments: torch.Tensor) -> torch.Tensor:
-    """Positions that count from 0 in each segment: (B, N)."""
-    N = segments.shape[1]
-    index = torch.arange(N).expand_as(segments)
-    first = torch.ones_like(segments, dtype=torch.bool)
-    first[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return index - torch.where(first, index, 0).cummax(1).values

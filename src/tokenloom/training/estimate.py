@@ -34,6 +34,8 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
     tokens: the length of a sequence. Products alone are counted, not norms, activations and the optimiser.
     """
     linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
+    cells = [part for part in model.modules() if isinstance(part, nn.RNNBase)]
+    linear += sum(p.numel() for cell in cells for name, p in cell.named_parameters() if name.startswith("weight"))
     widths = sum(part.heads * part.head_width for part in model.modules() if isinstance(part, MultiHeadAttention))
     return 6 * linear + 6 * widths * tokens
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
@@ -52,12 +52,31 @@ class Example:
     without: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a run makes of each validation sample: value = Σ sums / Σ counts, the lower the better.
+
+    content: a hash of what was asked; runs that share it were asked the same, sample by sample.
+    """
+
+    sums: Tensor
+    counts: Tensor
+    unit: str
+    content: str
+
+    @property
+    def value(self) -> float:
+        """Over all samples."""
+        return float(self.sums.sum() / self.counts.sum())
+
+
 class Task(ABC):
     """What every task must say, and what all of them share.
 
     A subclass sets `name`, `summary`, `Settings` (a frozen dataclass whose fields carry help texts, see
     `tokenloom.training.settings.option`), `models` (a line on each model that it can train), and `uses`: for each
-    verb (`generate`, `predict`, …) the dataclass of its options. For the equality kit it sets `paths`: for each path,
+    verb (`generate`, `predict`, …) the dataclass of its options; `measuring` is that of further options of `evaluate`,
+    where it has some. For the equality kit it sets `paths`: for each path,
     "" when it has it, else the reason why not; and `decoded`, the stream that generation grows. It fills in the
     abstract methods; the rest has defaults.
 
@@ -70,6 +89,7 @@ class Task(ABC):
     Settings: ClassVar[type]
     models: ClassVar[Mapping[str, str]] = {}
     uses: ClassVar[Mapping[str, type]] = {}
+    measuring: ClassVar[type | None] = None
     needs_data: ClassVar[bool] = True
     fallback: ClassVar[bool] = False
 
@@ -251,6 +271,17 @@ class Task(ABC):
         if samples is None:
             samples = self.prepare(self.source).validation if data is None else self.samples_of(data)
         return self.summarise(evaluate(self, self.model, samples, batch=batch))
+
+    def measured(self, context: str | None = None) -> Measured:
+        """The loss of each validation sample, so that runs can be compared in pairs.
+
+        context: for tasks that can be measured in more than one way. Raises UserError where this one cannot.
+        """
+        if context is not None:
+            raise UserError(f"--context {context}: {self.name} runs are measured in one way only")
+        samples = self.prepare(self.source).validation
+        sums, counts = evaluate(self, self.model, samples)["loss"].samples
+        return Measured(sums, counts, "loss", samples.fingerprint())
 
     @contextmanager
     def ready(self) -> Iterator[nn.Module]:

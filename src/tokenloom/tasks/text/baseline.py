@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tokenloom.data.documents import TextData
-from tokenloom.models.ngram import KneserNey
+from tokenloom.models.ngram import Ngram
 from tokenloom.training.events import Baseline
 
 ORDER = 6
@@ -32,6 +32,6 @@ def ngram_baseline(training: TextData, validation: TextData, *, targets: int, sk
     points = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in (*kept, *held)]
     known, ids = np.unique(np.concatenate(points), return_inverse=True)
     parts = np.split(ids.astype(np.int64), np.cumsum([len(part) for part in points])[:-1])
-    model = KneserNey.fit(parts[: len(kept)], len(known), ORDER)
+    model = Ngram.fit(parts[: len(kept)], len(known), ORDER)
     nats = -np.concatenate([model.log_probs(part) for part in parts[len(kept) :]])
     return Baseline(f"order-{ORDER} Kneser–Ney n-gram", float(nats[skip:].sum()) / targets, "nats a token", note)

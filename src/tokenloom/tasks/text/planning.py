@@ -13,7 +13,8 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPTConfig
 from tokenloom.tasks.frame.flat import build, refuse_unknown
-from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
+from tokenloom.tasks.text.settings import TextGenerationSettings
+from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.tokens.base import END
 from tokenloom.training.batches import Moment
 from tokenloom.training.estimate import choose_threads
@@ -122,6 +123,8 @@ def plan(data: str | None = None, **given: Any) -> TextPlan:
     names = own.hardware or [THIS, *built_in()]
     machines = {name: [] if name == THIS else find_hardware([name]) for name in names}
     task = TextGeneration(build(TextGenerationSettings, given))
+    if task.settings.model != "gpt":
+        raise UserError(f"--model {task.settings.model}: plans are for gpt; tokenloom train --dry-run shows others")
     training, where = _training(task, data, own)
     if own.count * own.accumulate > training.batch:
         raise UserError(
@@ -153,7 +156,7 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
         material = task.prepare(data)
         there = len(cast(TextWindows, material.training).ids)
         borders = END in task.tokenizer.specials
-    sizes = Sizes.of(GPTConfig(**task.model_config))
+    sizes = Sizes.of(GPTConfig(**{name: value for name, value in task.model_config.items() if name != "kind"}))
     if own.tokens is not None:
         tokens, where = own.tokens, "--tokens"
         if there is not None:

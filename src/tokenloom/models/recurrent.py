@@ -1,0 +1,191 @@
+"""Recurrent language models: embedding → recurrent layers → linear readout. They predict token n+1 at token n.
+
+What is known of the past is a state of fixed size, so that a text may be of any length; a prediction costs the same
+at each place. Bengio et al. 2003 and Mikolov et al. 2010 for language models, `nn/recurrent.py` for the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.protocols import State
+from tokenloom.nn.initialise import Table, constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.recurrent import CELLS, Recurrent, counted_through, fresh_state, through
+from tokenloom.nn.taps import Taps
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Sizes. cell: "rnn" (Elman), "lstm" or "gru". width: M, numbers in a layer's output. depth: L. context: tokens
+    that gradients go back through. carry: tokens before them that make the state to begin with. embedding: features of
+    a token, or None for one-hot."""
+
+    cell: str
+    vocab: int
+    context: int
+    width: int
+    depth: int
+    carry: int = 0
+    dropout: float = 0.0
+    embedding: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For config.json."""
+        return asdict(self)
+
+
+class RecurrentLM(nn.Module):
+    """A stack of recurrent layers over embedded tokens, with dropout on what goes into each and into the readout."""
+
+    def __init__(self, config: RecurrentConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = c = config
+        self.tokens = OneHot(c.vocab) if c.embedding is None else nn.Embedding(c.vocab, c.embedding)
+        inputs = [c.embedding or c.vocab, *[c.width] * (c.depth - 1)]
+        self.layers = nn.ModuleList([CELLS[c.cell](size, c.width) for size in inputs])
+        self.dropout = nn.Dropout(c.dropout)
+        self.readout = nn.Linear(c.width, c.vocab)
+        initialise(self, _table(c), torch.Generator().manual_seed(seed))
+
+    @property
+    def vocab(self) -> int:
+        """How many ids the model predicts over."""
+        return self.config.vocab
+
+    @property
+    def context(self) -> None:
+        """A state has no length: nothing in the past is out of reach."""
+        return None
+
+    def forward(self, batch: Batch, cache: None = None, taps: Taps | None = None) -> Tensor:
+        """Logits (B, N, vocab) for the stream "text". A stream "before" makes the state to begin with, without
+        gradients; its segments and those of the text go together. Each document begins from zero."""
+        text, before = batch["text"], batch.streams.get("before")
+        starts = text.depths() == 0
+        state = None
+        if before is not None:
+            known = before.shape[1]
+            ids = torch.cat((before.tokens, text.tokens), 1)
+            segments = None
+            if before.segments is not None and text.segments is not None:
+                segments = torch.cat((before.segments, text.segments), 1)
+            starts = Stream(ids=ids, segments=segments).depths() == 0
+            with torch.no_grad():
+                _, state = self._read(before.tokens, None, starts[:, :known])
+            starts = starts[:, known:]
+        Y, _ = self._read(text.tokens, state, starts, taps)
+        logits: Tensor = self.readout(Y)
+        return logits if taps is None else taps.see("logits", logits)
+
+    def _read(
+        self, ids: Tensor, state: list[Tensor] | None, starts: Tensor, taps: Taps | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        Y, after = self.dropout(self.tokens(ids)), []
+        for number, layer in enumerate(self._stack()):
+            old = fresh_state(layer, Y) if state is None else state[number]
+            Y, new = through(layer, Y, old, starts)
+            after.append(new)
+            Y = self.dropout(Y if taps is None else taps.see(f"layers.{number}.out", Y))
+        return Y, after
+
+    def _stack(self) -> list[Recurrent]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+    def start(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
+        """The state of rows that have read nothing."""
+        like = self.readout.weight.detach().new_zeros(batch, 1, 1)
+        lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
+        return RecurrentState([fresh_state(layer, like) for layer in self._stack()], lengths)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, RecurrentState]:
+        """Feed a chunk (B, N); log-probabilities (B, N, vocab) of each next token (see `StepModel`).
+
+        Raises ValueError for a state of another model or another number of rows, and for counts outside 1 … N.
+        """
+        B, N = tokens.shape
+        if not isinstance(state, RecurrentState) or len(state.lengths) != B:
+            raise ValueError(f"{B} rows want a state of {B} rows made by this model's own start()")
+        taken = torch.full_like(state.lengths, N) if counts is None else counts.to(state.lengths)
+        if N < 1 or taken.shape != (B,) or not bool(((taken >= 1) & (taken <= N)).all()):
+            raise ValueError(f"counts must be {B} numbers in 1 … {N}, not {taken.tolist()}")
+        if bool((taken < N).any()):
+            # What stands past counts may be any filler.
+            tokens = tokens.masked_fill(torch.arange(N, device=tokens.device) >= taken[:, None], 0)
+        Y, after = self.tokens(tokens), []
+        for layer, old in zip(self._stack(), state.layers, strict=True):
+            Y, new = counted_through(layer, Y, old, taken)
+            after.append(new)
+        logits = self.readout(Y)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits.log_softmax(-1), RecurrentState(after, state.lengths + taken)
+
+
+class OneHot(nn.Module):
+    """Ids (…) as vectors (…, size) that are 1 at the id and 0 elsewhere."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        # Of no size: it only knows in which precision the model is.
+        self.register_buffer("like", torch.zeros(0), persistent=False)
+        self.size = size
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """One more dimension."""
+        return F.one_hot(ids, self.size).to(self.get_buffer("like").dtype)
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """What each layer remembers, (S, B, M), and how many tokens each row has been fed (B,). A value: never changed."""
+
+    layers: list[Tensor]
+    lengths: Tensor
+
+    def select(self, rows: Tensor) -> RecurrentState:
+        """A state of the given rows, which may repeat."""
+        return RecurrentState([layer[:, rows] for layer in self.layers], self.lengths[rows])
+
+    def fork(self, n: int) -> RecurrentState:
+        """A state in which every row stands n times."""
+        rows = torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(n)
+        return self.select(rows)
+
+
+def _table(config: RecurrentConfig) -> Table:
+    """How each parameter starts: the textbook's draws for the Elman cell, those of torch for the others, but that they
+    begin by remembering (Jozefowicz et al. 2015, "An empirical exploration of recurrent network architectures")."""
+    # One-hot inputs have one number that is not 0, however many there are: they count as a hundred.
+    first = normal_by_inputs(0.1 * config.vocab**0.5) if config.embedding is None else normal_by_inputs()
+    return [
+        ("tokens.weight?", normal(1.0)),
+        ("layers.0.W_zx.weight?", first),
+        ("*.W_z[xz].weight?", normal_by_inputs()),
+        ("*.W_zz.bias?", constant(0.0)),
+        ("*.cell.weight_*?", _by_width),
+        ("*.cell.bias_ih_*?", _remembering),
+        ("*.cell.bias_hh_*?", constant(0.0)),
+        ("readout.weight", normal_by_inputs() if config.cell == "rnn" else framework_linear),
+        ("readout.bias", constant(0.0)),
+    ]
+
+
+def _by_width(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -> None:
+    """Uniform in ±1/√M, as torch's cells are."""
+    assert isinstance(owner, nn.RNNBase)
+    bound = owner.hidden_size**-0.5
+    parameter.uniform_(-bound, bound, generator=generator)
+
+
+def _remembering(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -> None:
+    """0, and 1 for the gate that keeps what is remembered: the LSTM's second, the GRU's second."""
+    assert isinstance(owner, nn.RNNBase)
+    parameter.zero_()
+    parameter[owner.hidden_size : 2 * owner.hidden_size] = 1.0

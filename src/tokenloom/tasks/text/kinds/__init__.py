@@ -1,0 +1,1 @@
+"""The kinds of models that text generation can train: one file for each family."""

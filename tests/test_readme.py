@@ -55,6 +55,16 @@ def test_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert not list(tmp_path.iterdir())
 
 
+def test_the_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in [line for line in block("ladder").splitlines() if line and not line.startswith("#")]:
+        program, *words = shlex.split(line)
+        assert program == "tokenloom"
+        assert main(words) == 0, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), f"{line} prints nothing"
+    assert {path.name for path in (tmp_path / "runs/ladder").iterdir()} >= {"unigram", "gru", "compare.json"}
+
+
 def test_more_text_than_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

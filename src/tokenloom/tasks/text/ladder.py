@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenloom.errors import UserError
 from tokenloom.nn.parts import count_numbers
+from tokenloom.tasks.frame.counting import USED
 from tokenloom.tasks.frame.fitting import Fitting, begin
 from tokenloom.tasks.frame.flat import nearest
 from tokenloom.tasks.text.kinds.table import KINDS, MODELS, kind_of
@@ -66,7 +67,9 @@ def trainings(
     """
     found = []
     for model in chosen(models):
-        training = {} if kind_of(model).counted else steps
+        # What does nothing to a counted model is for the others; when there are none, `begin` refuses it.
+        idle = kind_of(model).counted and not all(kind_of(other).counted for other in models)
+        training = {name: value for name, value in steps.items() if not idle or name in USED}
         own = own_settings(model, models, settings) | training
         found.append(
             (model, begin(data, task="text-generation", model=model, out=folder / model, overwrite=overwrite, **own))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.nn.parts import device_of
 from tokenloom.tasks.text.settings import TextGenerationSettings
 from tokenloom.training.losses import Term, cross_entropy_term
 
@@ -79,7 +80,7 @@ class Kind(ABC):
         Here: fed chunk by chunk, with the state carried from each to the next.
         """
         steps: Any = model
-        tokens = torch.from_numpy(ids)[None].to(next(iter(model.state_dict().values())).device)
+        tokens = torch.from_numpy(ids)[None].to(device_of(model))
         state, nats = steps.start(1), []
         for first in range(0, len(ids) - 1, CHUNK):
             targets = tokens[0, first + 1 : first + 1 + CHUNK]

@@ -1,0 +1,84 @@
+"""`tokenloom compare`, and `evaluate --context`, as they are typed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_cli import Call
+
+from tokenloom.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def unigram(quick_plans: None, rhyme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "unigram"
+    assert main(["train", str(rhyme), "--model", "unigram", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+def test_two_runs_are_compared(call: Call, run: Path, unigram: Path) -> None:
+    answer = call("compare", run, unigram)
+    assert answer.code == 0, answer.err
+    header, _, row, note = answer.out.splitlines()
+    assert header.split()[:2] == ["A", "B"]
+    assert row.split()[:2] == [str(run), str(unigram)]
+    assert "resampled in pairs" in note
+    answer = call("compare", run, unigram, "--context", "8", "--json")
+    (pair,) = json.loads(answer.out)["pairs"]
+    assert pair["difference"] == pytest.approx(pair["value_a"] - pair["value_b"])
+    assert pair["low"] <= pair["difference"] <= pair["high"]
+    assert 0 <= pair["wins"] <= 1
+    evaluated = json.loads(call("evaluate", unigram, "--context", "8", "--json").out)
+    assert pair["value_b"] == pytest.approx(evaluated["bits_per_byte"], rel=1e-6)
+
+
+def test_kinds_of_models_are_trained_and_drawn(call: Call, rhyme: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ladder"
+    words = ("compare", rhyme, "--models", "unigram,rnn", "--size", "nano", "--steps", "3", "--threads", "1")
+    answer = call(*words, "--context", "16", "--out", out)
+    assert answer.code == 0, answer.err
+    assert [line.split()[0] for line in answer.out.splitlines()[2:4]] == ["unigram", "rnn"]
+    result = json.loads((out / "compare.json").read_text("utf-8"))
+    assert [rung["model"] for rung in result["models"]] == ["unigram", "rnn"]
+    for rung in result["models"]:
+        for context, key in (("running", "running"), ("16", "windows")):
+            found = json.loads(call("evaluate", rung["run"], "--context", context, "--json").out)
+            assert found["bits_per_byte"] == pytest.approx(rung[key], rel=1e-6)
+    for name in ("compare.png", "compare-dark.png"):
+        with Image.open(out / name) as picture:
+            assert picture.width > picture.height > 400
+    assert "is there already" in call(*words, "--out", out).err
+    assert call(*words, "--context", "16", "--out", out, "--overwrite", "--quiet", "--json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "compare needs two runs"),
+        (("x",), "compare needs two runs"),
+        (("x", "x"), "x: stands there twice"),
+        (("x", "y"), "x: there is no such run"),
+        (("x", "y", "--steps", "3"), "--steps is for trainings"),
+        (("x", "y", "--overwrite"), "--overwrite is for trainings"),
+        (("x", "y", "--models", "gpt"), "give one text"),
+        (("python-docs", "--models", "gtp"), "gtp: no such model; did you mean gpt?"),
+        (("python-docs", "--models", "rnn,rnn"), "rnn stands there twice"),
+        (("python-docs", "--models", ","), "name at least one model"),
+        (("python-docs", "--models", "bigram", "--size", "tiny"), "--size has no effect on any of bigram"),
+        (("python-docs", "--models", "bigram", "--steps", "3"), "--steps has no effect on a model that is counted"),
+        (("python-docs", "--models", "bigram", "--context", "running"), "--context running is shown anyway"),
+        (("python-docs", "--models", "bigram", "--context", "0"), "at least 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    refused: Callable[..., str], elsewhere: Path, words: tuple[str, ...], why: str
+) -> None:
+    assert why in refused("compare", *words)
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_context_that_cannot_be_is_refused(refused: Callable[..., str], run: Path) -> None:
+    assert "must be running, or a number of tokens" in refused("evaluate", run, "--context", "half")
+    assert "reads at most" in refused("evaluate", run, "--context", "100000")

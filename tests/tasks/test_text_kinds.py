@@ -1,0 +1,182 @@
+"""Kinds of language models behind one task: which settings they take, and running context for each."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from frame_helpers import VERSE
+
+import tokenloom
+from tokenloom.data.samples import TextWindows
+from tokenloom.errors import UserError
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.recurrent import RecurrentLM
+from tokenloom.tasks.text.kinds.base import sliding
+from tokenloom.tasks.text.kinds.table import MODELS
+from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
+from tokenloom.training.batches import Moment
+
+SMALL = {"context": 12, "width": 16, "threads": 1, "batch": 8, "steps": 6}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("text") / "verse.txt"
+    path.write_text("".join(f"{n * 7 % 101} {VERSE}" for n in range(40)), "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"model": "rnn", "heads": 4}, "--heads 4 has no effect with --model rnn"),
+        ({"model": "lstm", "style": "chapter"}, "--style chapter"),
+        ({"model": "gru", "order": 3}, "--order 3"),
+        ({"model": "gpt", "carry": 10}, "--carry 10 has no effect with --model gpt"),
+        ({"model": "gpt", "smoothing": "add"}, "--smoothing add"),
+        ({"model": "ngram", "width": 32}, "--width 32"),
+        ({"model": "ngram", "size": "tiny"}, "--size tiny"),
+        ({"model": "bigram", "order": 3}, "--order 3: a bigram has order 2"),
+        ({"model": "ngram", "alpha": 0.5}, "--alpha has no effect with --smoothing kneser-ney"),
+        ({"model": "ngram", "smoothing": "add", "alpha": 0.0}, "--alpha 0.0: must be above 0"),
+        ({"model": "ngram", "order": 0}, "--order 0: must be at least 1"),
+        ({"model": "rnn", "carry": -1}, "--carry -1: must be at least 0"),
+        ({"model": "lstm", "size": "huge"}, "--size huge: no such size"),
+    ],
+)
+def test_settings_without_effect_are_refused_by_name(settings: dict[str, Any], flag: str) -> None:
+    with pytest.raises(UserError, match=flag):
+        TextGeneration(TextGenerationSettings(**settings))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_is_trained_saved_loaded_continued_and_scored(model: str, data: str, tmp_path: Path) -> None:
+    settings = {"gpt": {**SMALL, "heads": 2, "depth": 1}, "rnn": SMALL, "lstm": SMALL, "gru": SMALL}
+    task = tokenloom.train(data, model=model, out=tmp_path / "run", **settings.get(model, {"context": 12}))
+    loaded: Any = tokenloom.load(tmp_path / "run")
+    config = json.loads((tmp_path / "run/config.json").read_text("utf-8"))
+    assert (config["model"]["kind"], config["settings"]["model"]) == (model, model)
+    assert loaded.evaluate() == task.evaluate()
+    options = {"max_new_tokens": 20, "seed": 3, "temperature": 1.0}
+    assert loaded.generate("the ", **options) == "".join(loaded.stream("the ", **options))
+    scored = loaded.score("the ", "tide")
+    ids = torch.from_numpy(np.array(loaded.tokenizer.encode("the tide")))[None]
+    logs = loaded.model(Batch({"text": Stream(ids=ids[:, :-1])})).log_softmax(-1)
+    expected = logs[0, 3:].gather(1, ids[0, 4:, None]).sum()
+    assert scored.total == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_run_that_does_not_name_its_kind_is_a_gpt(data: str, tmp_path: Path) -> None:
+    task = tokenloom.train(data, out=tmp_path / "run", heads=2, depth=1, **SMALL)
+    path = tmp_path / "run/config.json"
+    config = json.loads(path.read_text("utf-8"))
+    del config["model"]["kind"]
+    for name in ("model", "carry", "order", "smoothing", "alpha"):
+        del config["settings"][name]
+    path.write_text(json.dumps(config), "utf-8")
+    assert tokenloom.load(tmp_path / "run").evaluate() == task.evaluate()
+
+
+# Running context.
+
+
+def test_a_recurrent_network_is_measured_with_its_state_carried_through_the_whole_text(data: str) -> None:
+    task: Any = tokenloom.train(data, model="gru", **SMALL)
+    ids = torch.from_numpy(task.prepare(data).validation.ids.astype(np.int64))
+    logs = task.model(Batch({"text": Stream(ids=ids[None, :-1])})).log_softmax(-1)
+    expected = float(-logs[0].gather(1, ids[1:, None]).mean())
+    found = task.evaluate(context="running")
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    assert math.isinf(found["window"])
+    assert "with running context" in task.metric_lines(found)[-1]
+    assert found["targets"] == len(ids) - 1
+
+
+def test_an_ngram_is_measured_on_the_whole_text_at_once(data: str) -> None:
+    task: Any = tokenloom.train(data, model="ngram", order=4, threads=1)
+    ids = task.prepare(data).validation.ids
+    expected = -task.model.ngram.log_probs(ids)[1:].mean()
+    assert task.evaluate(context="running")["loss"] == pytest.approx(expected, rel=1e-12)
+    assert task.evaluate(context=1)["loss"] > task.evaluate(context=8)["loss"] > expected
+
+
+def test_a_gpt_slides_over_the_text_by_half_of_its_context(data: str) -> None:
+    task: Any = tokenloom.train(data, heads=2, depth=1, **SMALL)
+    ids = task.prepare(data).validation.ids.astype(np.int64)[:40]
+    C = 12
+    with torch.no_grad():
+        found = sliding(task.model, ids, C, batch=2)
+        for place in range(1, len(ids)):
+            # The window that ends at 12, 18, 24, … or at the end, the first that holds the target.
+            end = C if place <= C else min(len(ids) - 1, C + -(-(place - C) // 6) * 6)
+            before = torch.from_numpy(ids[end - C : place])[None]
+            logs = task.model(Batch({"text": Stream(ids=before)})).log_softmax(-1)[0, -1]
+            assert float(found[place - 1]) == pytest.approx(-float(logs[ids[place]]), rel=1e-4, abs=1e-6)
+        short = sliding(task.model, ids[:5], C)
+    assert len(short) == 4
+
+
+def test_documents_are_measured_each_from_its_own_beginning(tmp_path: Path) -> None:
+    folder = tmp_path / "poems"
+    folder.mkdir()
+    for n in range(12):
+        (folder / f"{n}.txt").write_text(f"{n} {VERSE}", "utf-8")
+    task: Any = tokenloom.train(str(folder), model="lstm", **SMALL)
+    ids = task.prepare(str(folder)).validation.ids.astype(np.int64)
+    (end,) = task.tokenizer.specials.values()
+    cuts = np.flatnonzero(ids == end)
+    assert len(cuts) > 2
+    total = 0.0
+    for first, last in pairwise(cuts):
+        part = torch.from_numpy(ids[first : last + 1])
+        logs = task.model(Batch({"text": Stream(ids=part[None, :-1])})).log_softmax(-1)
+        total -= float(logs[0].gather(1, part[1:, None]).sum())
+    found = task.evaluate(context="running")
+    assert found["loss"] * found["targets"] == pytest.approx(total, rel=1e-5)
+
+
+def test_contexts_that_cannot_be_are_refused(data: str) -> None:
+    task: Any = tokenloom.train(data, heads=2, depth=1, **SMALL)
+    for context, why in (
+        ("13", "reads at most 12 tokens at once"),
+        ("0", "at least 1"),
+        ("all", "must be running, or"),
+    ):
+        with pytest.raises(UserError, match=why):
+            task.evaluate(context=context)
+
+
+# Training with what stands before a window.
+
+
+def test_a_training_window_comes_with_the_tokens_before_it(data: str) -> None:
+    task = TextGeneration(TextGenerationSettings(model="lstm", context=10, carry=7, width=16))
+    training = task.prepare(data).training
+    assert isinstance(training, TextWindows)
+    keys = np.array([50, 3])
+    batch = task.collate(training.take(keys), Moment(0, 0, keys))
+    ids = training.ids.astype(np.int64)
+    assert batch["before"].tokens.tolist() == [ids[43:50].tolist(), [*ids[-4:], *ids[:3]]]
+    assert batch["text"].tokens.tolist() == [ids[50:60].tolist(), ids[3:13].tolist()]
+    assert batch.targets["loss"].tolist() == [ids[51:61].tolist(), ids[4:14].tolist()]
+    held = task.prepare(data).validation
+    batch = task.collate(held.take(np.array([0])), Moment(0, -1, np.array([0])))
+    assert set(batch.streams) == {"text"}, "separate windows stand alone"
+
+
+def test_the_state_that_is_carried_helps_to_learn_what_lies_further_back(tmp_path: Path) -> None:
+    """A window of two tokens cannot hold a rhythm of four; what is carried into it can."""
+    path = tmp_path / "rhythm.txt"
+    path.write_text("aaab" * 400, "utf-8")
+    arguments = {"model": "rnn", "context": 2, "width": 16, "steps": 120, "batch": 16, "rate": 0.01, "threads": 1}
+    losses = {}
+    for carry in (0, 8):
+        task = tokenloom.train(str(path), carry=carry, **arguments)
+        assert isinstance(task.model, RecurrentLM)
+        losses[carry] = task.evaluate(context="running")["loss"]  # type: ignore[call-arg]
+    assert losses[8] < 0.1 < losses[0]

@@ -67,7 +67,7 @@ def test_kneser_ney_of_order_six(data: str) -> None:
 
 @pytest.mark.slow
 def test_where_more_context_stops_paying(data: str) -> None:
-    """Reference 2.7: orders 1 … 8. Add-one stops at 3 and Kneser–Ney goes on; training loss only falls."""
+    """Reference 2.7: orders 1 … 8. Adding one pays up to 4 and then ruins; Kneser–Ney's last gain is the sixth."""
     curves = {}
     for smoothing in ("add", "kneser-ney"):
         rows = []
@@ -78,12 +78,12 @@ def test_where_more_context_stops_paying(data: str) -> None:
         curves[smoothing] = np.array(rows)
         print(smoothing, np.round(curves[smoothing], 4).tolist())
     added, kneser = curves["add"], curves["kneser-ney"]
-    assert added[:, 1].argmin() + 1 in (3, 4)
+    assert added[:, 1].argmin() + 1 == 4
     assert added[7, 1] > added[2, 1] + 0.5
-    assert kneser[:, 1].argmin() + 1 in (6, 7, 8)
+    assert kneser[:, 1].argmin() + 1 == 6
     assert kneser[5, 1] == pytest.approx(1.555, abs=0.01)
     assert (np.diff(kneser[:, 0]) < 0).all()
-    assert (added[1:, 1] >= kneser[1:, 1]).all()
+    assert (added[2:, 1] > kneser[2:, 1]).all()
 
 
 @pytest.mark.slow

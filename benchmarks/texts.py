@@ -8,7 +8,8 @@ from typing import Any
 from tokenloom.data import recipes
 from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material
-from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
+from tokenloom.tasks.text.settings import TextGenerationSettings
+from tokenloom.tasks.text_generation import TextGeneration
 
 QUALITY_TEXT = "tinyshakespeare"
 

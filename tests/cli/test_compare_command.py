@@ -6,30 +6,36 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tiny_cli import Call
+from tiny_cli import RHYME, Call
 
 from tokenloom.cli.main import main
 
 
 @pytest.fixture(scope="module")
-def unigram(quick_plans: None, rhyme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "unigram"
-    assert main(["train", str(rhyme), "--model", "unigram", "--quiet", "--out", str(out)]) == 0
-    return out
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A bigram and a unigram of a text that fills several blocks."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text("".join(f"{n * 7 % 101} {RHYME}" for n in range(200)), "utf-8")
+    for model in ("bigram", "unigram"):
+        words = ["train", str(folder / "text.txt"), "--model", model, "--quiet", "--out", str(folder / model)]
+        assert main(words) == 0
+    return folder / "bigram", folder / "unigram"
 
 
-def test_two_runs_are_compared(call: Call, run: Path, unigram: Path) -> None:
-    answer = call("compare", run, unigram)
+def test_two_runs_are_compared(call: Call, runs: tuple[Path, Path]) -> None:
+    bigram, unigram = runs
+    answer = call("compare", bigram, unigram)
     assert answer.code == 0, answer.err
     header, _, row, note = answer.out.splitlines()
     assert header.split()[:2] == ["A", "B"]
-    assert row.split()[:2] == [str(run), str(unigram)]
+    assert row.split()[:2] == [str(bigram), str(unigram)]
+    assert row.endswith("100.0%")
     assert "resampled in pairs" in note
-    answer = call("compare", run, unigram, "--context", "8", "--json")
+    answer = call("compare", bigram, unigram, "--context", "8", "--json")
     (pair,) = json.loads(answer.out)["pairs"]
     assert pair["difference"] == pytest.approx(pair["value_a"] - pair["value_b"])
     assert pair["low"] <= pair["difference"] <= pair["high"]
-    assert 0 <= pair["wins"] <= 1
+    assert pair["wins"] == 1
     evaluated = json.loads(call("evaluate", unigram, "--context", "8", "--json").out)
     assert pair["value_b"] == pytest.approx(evaluated["bits_per_byte"], rel=1e-6)
 

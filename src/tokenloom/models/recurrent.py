@@ -169,6 +169,7 @@ def _table(config: RecurrentConfig) -> Table:
         ("layers.0.W_zx.weight?", first),
         ("*.W_z[xz].weight?", normal_by_inputs()),
         ("*.W_zz.bias?", constant(0.0)),
+        ("layers.0.cell.weight_ih_*?", _wide if config.embedding is None else _by_width),
         ("*.cell.weight_*?", _by_width),
         ("*.cell.bias_ih_*?", _remembering),
         ("*.cell.bias_hh_*?", constant(0.0)),
@@ -182,6 +183,11 @@ def _by_width(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -
     assert isinstance(owner, nn.RNNBase)
     bound = owner.hidden_size**-0.5
     parameter.uniform_(-bound, bound, generator=generator)
+
+
+def _wide(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -> None:
+    """Uniform in ±1: of one-hot inputs a single row counts, which must be as large as a whole sum would be."""
+    parameter.uniform_(-1.0, 1.0, generator=generator)
 
 
 def _remembering(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -> None:

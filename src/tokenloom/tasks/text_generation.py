@@ -34,8 +34,9 @@ from tokenloom.tasks.text.measuring import (
     blocks,
     checked_window,
     documents_of,
+    lines_of,
+    metrics_of,
     totals_of,
-    window_in_words,
 )
 from tokenloom.tasks.text.settings import TextGenerationSettings
 from tokenloom.tasks.text.tokenised import kept_baseline, refuse_inert, report_of, tokenizer_of
@@ -266,35 +267,10 @@ class TextGeneration(ContinuesText):
         return self._lengths
 
     def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
-        loss, size = totals["loss"], totals["bytes"].total
-        nats = loss.value
-        metrics = {
-            "loss": nats,
-            "interval": loss.interval(),
-            "bits": nats / math.log(2),
-            "perplexity": math.exp(min(nats, 700.0)),
-            "bits_per_byte": loss.total / math.log(2) / size if size else math.nan,
-            "targets": loss.count,
-            "window": float(self.model_config["context"] if self._window is None else self._window),
-        }
-        if "unknown" in totals and totals["unknown"].total:
-            # What an unknown word was is never predicted, so that there is no price of the text in bits.
-            metrics |= {"unknown": totals["unknown"].value, "bits_per_byte": math.nan}
-        return metrics
+        return metrics_of(totals, self.model_config["context"] if self._window is None else self._window)
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        m = metrics
-        per_byte = f"{m['bits_per_byte']:.4f}"
-        if m.get("unknown"):
-            per_byte = f"none, since {m['unknown']:.1%} of the words are unknown to the tokeniser"
-        either_way = "" if math.isnan(m["interval"]) else f" ± {m['interval']:.4f}"
-        return [
-            f"loss:          {m['loss']:.4f}{either_way} nats a token{' (95 % interval)' if either_way else ''}",
-            f"bits a token:  {m['bits']:.4f}",
-            f"perplexity:    {m['perplexity']:,.2f}",
-            f"bits per byte: {per_byte}",
-            f"measured on:   {int(m['targets']):,} tokens, {window_in_words(m['window'])}",
-        ]
+        return lines_of(metrics)
 
     def evaluate(
         self,

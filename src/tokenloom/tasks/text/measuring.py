@@ -59,6 +59,41 @@ def window_in_words(window: float) -> str:
     return "with running context" if math.isinf(window) else f"in separate windows of {int(window):,}"
 
 
+def metrics_of(totals: dict[str, Totals], window: float) -> dict[str, float]:
+    """What a text costs: nats, bits, perplexity a token; bits per byte. window: the protocol, infinite when running."""
+    loss, size = totals["loss"], totals["bytes"].total
+    nats = loss.value
+    metrics = {
+        "loss": nats,
+        "interval": loss.interval(),
+        "bits": nats / math.log(2),
+        "perplexity": math.exp(min(nats, 700.0)),
+        "bits_per_byte": loss.total / math.log(2) / size if size else math.nan,
+        "targets": loss.count,
+        "window": float(window),
+    }
+    if "unknown" in totals and totals["unknown"].total:
+        # What an unknown word was is never predicted, so that there is no price of the text in bits.
+        metrics |= {"unknown": totals["unknown"].value, "bits_per_byte": math.nan}
+    return metrics
+
+
+def lines_of(metrics: dict[str, float]) -> list[str]:
+    """The metrics for a person."""
+    m = metrics
+    per_byte = f"{m['bits_per_byte']:.4f}"
+    if m.get("unknown"):
+        per_byte = f"none, since {m['unknown']:.1%} of the words are unknown to the tokeniser"
+    either_way = "" if math.isnan(m["interval"]) else f" ± {m['interval']:.4f}"
+    return [
+        f"loss:          {m['loss']:.4f}{either_way} nats a token{' (95 % interval)' if either_way else ''}",
+        f"bits a token:  {m['bits']:.4f}",
+        f"perplexity:    {m['perplexity']:,.2f}",
+        f"bits per byte: {per_byte}",
+        f"measured on:   {int(m['targets']):,} tokens, {window_in_words(m['window'])}",
+    ]
+
+
 def documents_of(ids: NDArray[Any] | Run, border: int | None) -> Iterator[NDArray[np.int64]]:
     """Each document of a run with the border before it and the one after it, so that every id but the first of all is
     the last but first of one; the whole run where there are no borders."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchmarks import texts
 from benchmarks.harness import FASTER, Row, Setting, Spread, at_most, crossing, progress, slope, timed
+from tokenloom.models.gpt import GPT
 from tokenloom.nn.attention import explicit_attention, fused_attention
 from tokenloom.nn.masks import Causal
 from tokenloom.training.batches import Batches
@@ -108,6 +109,7 @@ def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[
     task, material = texts.prepared(context=context)
     settings, _ = TrainingSettings().filled({**GENERAL_RECIPE, **task.recipe(material)})
     model = task.build(0).train()
+    assert isinstance(model, GPT)
     trainer = Trainer(task, model, settings, Batches(material.training, task.collate, batch=TOKENS // context, seed=0))
     numbers = iter(range(1 << 40))
     X = torch.randn(TOKENS // context, context, model.config.width, requires_grad=True)

@@ -14,6 +14,7 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.frame.counting import count, measure, refuse_idle
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
+from tokenloom.tasks.frame.journal import Journal
 from tokenloom.tasks.frame.registry import find_task, guess_task
 from tokenloom.tasks.frame.runs import RunFolder, draw_curve, findable, task_of
 from tokenloom.tasks.frame.starting import freeze_body, origin_of, take_over
@@ -36,16 +37,13 @@ from tokenloom.training.events import (
     Finished,
     Planned,
     Prepared,
-    Resumed,
     Saved,
     Started,
-    Stepped,
 )
 from tokenloom.training.loop import Run
 from tokenloom.training.loop import fit as run_loop
 from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
 
-LOG_EVERY = 10
 # What a run may change when it goes on: how long it trains, and on what.
 FREE = ("steps", "device", "threads", "parallel", "checkpointing", "save_every", "keep")
 
@@ -133,7 +131,7 @@ class Fitting:
         evaluated = Evaluated(0, metrics, True, counted.seconds)
         if self.folder is not None:
             save_weights(self.task.model, self.folder.weights)
-            self._log(self.folder, evaluated, [])
+            Journal(self.folder, self.training).write(evaluated)
             self.folder.drop_replaced()
         yield evaluated
         yield Finished(0, "counted", 0, metrics, counted.seconds)
@@ -190,7 +188,7 @@ class Fitting:
         folder, run = self.folder, None
         if folder is not None:
             run = Run(Checkpoints(folder.checkpoints, self.training.keep), folder.weights)
-        recent: list[Stepped] = []
+        journal = None if folder is None else Journal(folder, self.training)
         best: dict[str, Tensor] = {}
         events = run_loop(
             self.task,
@@ -204,8 +202,8 @@ class Fitting:
             processes=self.processes,
         )
         for event in events:
-            if folder is not None and self.processes.first:
-                self._log(folder, event, recent)
+            if folder is not None and journal is not None and self.processes.first:
+                journal.write(event)
                 if isinstance(event, Saved):
                     folder.drop_replaced()
             elif folder is None and isinstance(event, Evaluated) and event.best:
@@ -213,22 +211,6 @@ class Fitting:
             if isinstance(event, Finished):
                 self._finish(event, best, baseline)
             yield event
-
-    def _log(self, folder: RunFolder, event: Event, recent: list[Stepped]) -> None:
-        """Keep in metrics.jsonl what happened: each evaluation, and the mean loss of every few steps."""
-        if isinstance(event, Resumed):
-            folder.update_training(self.training)
-            folder.truncate_metrics(event.step)
-        elif isinstance(event, Stepped):
-            recent.append(event)
-        elif isinstance(event, Evaluated):
-            row = {"step": event.step, **{f"validation_{k}": v for k, v in event.metrics.items()}}
-            folder.append_metrics({**row, "seconds": round(event.seconds, 3)})
-        if recent and (recent[-1].step % LOG_EVERY == 0 or isinstance(event, Finished)):
-            loss, last = sum(step.loss for step in recent) / len(recent), recent[-1]
-            row = {"step": last.step, "loss": loss, "rate": last.rate, "norm": last.norm}
-            folder.append_metrics({**row, "seconds": round(last.seconds, 3)})
-            recent.clear()
 
     def _finish(self, event: Finished, best: dict[str, Tensor], baseline: Baseline | None) -> None:
         """Give the task the weights of the best evaluation, and draw the curve."""

@@ -173,10 +173,10 @@ def test_the_state_that_is_carried_helps_to_learn_what_lies_further_back(tmp_pat
     """A window of three tokens cannot hold a rhythm of four; what is carried into it can."""
     path = tmp_path / "rhythm.txt"
     path.write_text("aaab" * 400, "utf-8")
-    arguments = {"model": "rnn", "context": 3, "width": 16, "steps": 150, "batch": 16, "rate": 0.01, "threads": 1}
+    arguments = {"model": "rnn", "context": 3, "width": 16, "steps": 250, "batch": 16, "rate": 0.01, "threads": 1}
     losses = {}
     for carry in (0, 8):
         task = tokenloom.train(str(path), carry=carry, **arguments)
         assert isinstance(task.model, RecurrentLM)
         losses[carry] = task.evaluate(context="running")["loss"]  # type: ignore[call-arg]
-    assert losses[8] < 0.1 < losses[0]
+    assert losses[8] < 0.1 < 0.2 < losses[0]

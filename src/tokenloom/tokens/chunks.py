@@ -56,6 +56,12 @@ The limit of 32 bounds the work in text without spaces or of one repeated charac
 WORDS = re.compile(f"{_WORD}(?:['’]{_WORD})*|[{_SYMBOLS}{_JOINERS}](?:[{_JOINERS}][{_SYMBOLS}]?)*|[{_WHITESPACE}]+")
 """The rule of `Words`: a word (letters and digits, with apostrophes inside), one symbol, or a run of whitespace."""
 
+PROSE = re.compile(f"{_WORD}(?:['’]{_WORD})*")
+"""The words that `WORDS` finds, without what stands between them."""
+
+NAMES = re.compile(_WORD)
+"""Runs of letters and digits, as they stand in code: an underscore or an apostrophe ends one."""
+
 BLOCK = 1 << 22
 _BORDER = re.compile(f"[^{_WHITESPACE}](?=[{_WHITESPACE}])")
 

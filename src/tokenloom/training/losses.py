@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, softplus
 
 from tokenloom.models.batch import IGNORE
 
@@ -42,6 +42,18 @@ def cross_entropy_term(logits: Tensor, targets: Tensor, smoothing: float = 0.0) 
     losses = cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
     B = len(targets)
     return Term(losses.reshape(B, -1).sum(1), (targets != IGNORE).reshape(B, -1).sum(1))
+
+
+def negative_sampling_term(positive: Tensor, negative: Tensor, asked: Tensor, negatives: int) -> Term:
+    """−log σ(s) for each pair that is asked for, and K draws' worth of −log σ(−s′) for each, in expectation.
+
+    positive: (B, N, C) logits s of pairs. asked: (B, N, C) bool, those that count. negative: (B, N, S) logits s′ of S
+    words drawn for the whole row, of which each pair takes the mean × K. Unlike in word2vec's own code, a negative word
+    that happens to be the right one is not left out. Source: Mikolov et al. 2013, equation 4.
+    """
+    pairs = asked.sum(-1)
+    sums = (softplus(-positive) * asked).sum((1, 2)) + negatives * (softplus(negative).mean(-1) * pairs).sum(1)
+    return Term(sums, pairs.sum(1))
 
 
 class Totals:

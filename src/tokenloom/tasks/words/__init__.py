@@ -1,0 +1,1 @@
+"""What the task `word-vectors` is made of."""

@@ -13,7 +13,7 @@ from tokenloom.nn.taps import Taps
 
 Kind = Literal["skip-gram", "cbow"]
 # So many words of a row are held against their surroundings in one product of matrices.
-BLOCK = 32
+BLOCK = 16
 
 
 class WordVectors(nn.Module):

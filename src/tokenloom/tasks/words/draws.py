@@ -14,7 +14,7 @@ from tokenloom.models.word_vectors import Kind, neighbours_of, surroundings
 from tokenloom.training.batches import Moment
 
 # Negative words of a row; each pair takes their mean. More cost time, fewer make the gradient noisy.
-SHARED = 64
+SHARED = 32
 POWER = 0.75
 
 Floats = NDArray[np.float64]

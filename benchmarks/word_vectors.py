@@ -1,0 +1,119 @@
+"""Word vectors against gensim: words a second, and agreement with a text that neither has seen.
+
+Same words, vocabulary, width, window, negatives, subsampling and passes, one thread, in one process, pass by pass in
+turn. `python benchmarks/word_vectors.py [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
+from tokenloom.tasks.words.agreement import agreement
+from tokenloom.training.batches import Batches
+from tokenloom.training.loop import Trainer
+from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
+
+# gensim reads no more words of a text than this.
+LONGEST = 10_000
+
+
+@dataclass
+class Side:
+    """One of the two: what it took for all passes, and what came of it."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    agreement: float = 0.0
+
+    def timed(self, work: Callable[[], Any]) -> None:
+        """Do some work, and add what it took."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        work()
+        self.seconds += time.perf_counter() - wall
+        self.cpu_seconds += time.process_time() - cpu
+
+
+@dataclass
+class Comparison:
+    """Both sides, and how many words each has gone through."""
+
+    tokenloom: Side
+    gensim: Side
+    words: int
+    pairs: int
+
+    @property
+    def ratio(self) -> float:
+        """tokenloom's words a second of processor time ÷ gensim's."""
+        return self.gensim.cpu_seconds / self.tokenloom.cpu_seconds
+
+
+def compare(data: str, model: str = "skip-gram", words: str = "text", passes: int = 5, seed: int = 0) -> Comparison:
+    """Train both on the training part of some data, and measure both on its validation part."""
+    from gensim.models import Word2Vec
+
+    torch.set_num_threads(1)
+    task = WordVectorTask(WordVectorSettings(model=model, words=words))  # type: ignore[arg-type]
+    s = task.settings
+    material: Any = task.prepare(data)
+    ids, names = material.training.ids, np.array(task.vocabulary.words)
+    documents = [names[part[part >= 0]] for part in np.split(ids, np.flatnonzero(ids < 0))]
+    texts = [part[i : i + LONGEST].tolist() for part in documents for i in range(0, len(part), LONGEST)]
+    count = sum(map(len, texts))
+
+    theirs = Word2Vec(
+        vector_size=s.width,
+        window=s.window,
+        negative=s.negatives,
+        sample=s.subsample,
+        min_count=1,
+        sg=int(model == "skip-gram"),
+        workers=1,
+        seed=seed + 1,
+    )
+    theirs.build_vocab(texts)
+    recipe = {**GENERAL_RECIPE, **task.recipe(material)}
+    batches = Batches(material.training, task.collate, batch=recipe["batch"], seed=seed)
+    each = batches.steps_per_epoch
+    settings, _ = TrainingSettings(steps=passes * each, seed=seed).filled(recipe)
+    trainer = Trainer(task, task.build(seed), settings, batches)
+
+    sides = Comparison(Side(), Side(), passes * count, 0)
+    falls = np.linspace(theirs.alpha, theirs.min_alpha, passes + 1)
+    for done in range(passes):
+        alphas = {"start_alpha": falls[done], "end_alpha": falls[done + 1]}
+        sides.gensim.timed(lambda alphas=alphas: theirs.train(texts, total_examples=len(texts), epochs=1, **alphas))  # type: ignore[misc]
+        steps = range(done * each, (done + 1) * each)
+        sides.tokenloom.timed(lambda steps=steps: [trainer.step(step, passes * each) for step in steps])  # type: ignore[misc]
+    task.model = trainer.model
+    held = np.asarray(material.validation.ids, np.int64)
+    vectors = {"gensim": np.stack([theirs.wv[name] for name in names]), "tokenloom": task.vectors}
+    for name, found in vectors.items():
+        getattr(sides, name).agreement, sides.pairs = agreement(found.astype(np.float64), held, s.window)
+    return sides
+
+
+def main() -> None:
+    """Compare, and print."""
+    data, model, words = [*sys.argv[1:], *["shakespeare", "skip-gram", "text"][len(sys.argv) - 1 :]]
+    found = compare(data, model, words)
+    print(f"{model} on {data} ({words}): {found.words:,} words in 5 passes, one thread")
+    for name in ("tokenloom", "gensim"):
+        side: Side = getattr(found, name)
+        print(
+            f"{name:<10} {found.words / side.cpu_seconds:>9,.0f} words a second of processor time,"
+            f" {found.words / side.seconds:>9,.0f} of the clock; agreement {side.agreement:.4f}"
+        )
+    print(f"ratio {found.ratio:.2f}; agreement over {found.pairs:,} pairs of words")
+
+
+if __name__ == "__main__":
+    main()

@@ -102,6 +102,15 @@ def test_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert capsys.readouterr().out.strip(), f"{line} prints nothing"
 
 
+def test_word_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in [line for line in block("word vectors").splitlines() if line and not line.startswith("#")]:
+        assert main(shlex.split(line)[1:]) == 0, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), f"{line} prints nothing"
+    assert (tmp_path / "words.txt").read_text("utf-8").split()[1] == "100"
+    assert (tmp_path / "words.png").is_file()
+
+
 def test_the_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(block("python"), "README.md", "exec"), {})

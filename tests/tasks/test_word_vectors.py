@@ -16,7 +16,16 @@ from tokenloom.tasks.words.uses import Space
 from tokenloom.tokens.vocabulary import Vocabulary
 from tokenloom.training.events import Baseline
 
-TINY = {"width": 12, "window": 3, "min_count": 2, "subsample": 0.0, "steps": 150, "batch": 4, "threads": 1}
+TINY = {
+    "width": 12,
+    "window": 3,
+    "min_count": 2,
+    "subsample": 0.0,
+    "steps": 150,
+    "rate": 0.03,
+    "batch": 4,
+    "threads": 1,
+}
 
 
 def two_topics(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +38,10 @@ def draw_map(
     axes.set_aspect("equal", adjustable="datalim")
     axes.margins(0.06)
     style.apply(figure, axes, dark)
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in texts]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # as in `style.save`
+        figure.draw_without_rendering()
+    boxes = [text.get_window_extent().padded(2) for text in texts]
     shown: list[int] = []
     for number, box in enumerate(boxes):
         if any(box.overlaps(boxes[other]) for other in shown):

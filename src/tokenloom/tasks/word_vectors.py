@@ -41,7 +41,12 @@ from tokenloom.training.settings import option
 # Words of a sample. A row's ends have no words beyond them, so that short rows would lose pairs.
 LONGEST = 1024
 # Passes over a long text, and steps over a short one.
-PASSES, STEPS = 5, 500
+PASSES, STEPS = 5, 200
+# Adam moves a number by about the rate at each step, so that rate × steps is how far vectors can go. Too far, and they
+# know the text by heart and agree less with another; too near, and they know little. Found on shakespeare and
+# python-source; the rate stays within the range tried there.
+TRAVEL = {"skip-gram": 6.0, "cbow": 4.0}
+RATES = (0.005, 0.02)
 
 
 @dataclass(frozen=True)
@@ -168,9 +173,10 @@ class WordVectorTask(Task):
         # Every step moves all vectors, whatever it has seen: rows enough make that cheap. CBOW's are the cheaper ones.
         batch = 8 if self.settings.model == "skip-gram" else 16
         steps = max(PASSES * -(-len(material.training) // batch), STEPS)
+        rate = min(max(TRAVEL[self.settings.model] / steps, RATES[0]), RATES[1])
         return {
             "optimizer": "adamw",
-            "rate": 0.01,
+            "rate": round(rate, 4),
             "beta2": 0.999,
             "weight_decay": 0.0,
             "clip": 0.0,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tokenloom.models.batch import IGNORE
+from tokenloom.models.word_vectors import BLOCK
 from tokenloom.tasks.words.agreement import agreement, cooccurrences, rank_correlation
 from tokenloom.tasks.words.draws import SHARED, Draws, keep_probability, negative_distribution
 from tokenloom.training.batches import Moment
@@ -36,7 +37,7 @@ def test_negatives_are_drawn_by_counts_to_three_quarters() -> None:
 def test_a_window_is_as_far_as_it_was_drawn_and_all_are_as_likely() -> None:
     draws = Draws("skip-gram", 3, np.ones(1), np.ones(1))
     asked = draws.batch(np.zeros((40, 300), np.int64), moment(*range(40))).targets["loss"] != IGNORE
-    middle = asked[:, 3:-3]
+    middle = asked[:, 3:297]
     # −3 −2 −1 1 2 3: symmetric, and whoever sees further sees what is nearer.
     assert torch.equal(middle, middle.flip(-1))
     assert middle[..., 2].all()
@@ -49,16 +50,17 @@ def test_words_that_are_left_out_close_the_gap_but_documents_stay_apart() -> Non
     """Word 1 is never kept; −1 ends a document."""
     draws = Draws("skip-gram", 1, np.array([1.0, 0.0, 1.0]), np.full(3, 1 / 3))
     batch = draws.batch(np.array([[0, 1, 2, -1, 2, 1], [1, 1, 1, 1, 1, 0]]), moment(0, 1))
-    assert batch["words"].tokens.tolist() == [[0, 2, 2], [0, 0, 0]]
     real = batch["words"].real
     assert real is not None
-    assert real.tolist() == [[True, True, True], [True, False, False]]
-    assert batch.targets["loss"].tolist() == [
-        [[IGNORE, 2], [0, IGNORE], [IGNORE, IGNORE]],
-        [[IGNORE, IGNORE]] * 3,
-    ]
+    assert real.shape == (2, BLOCK), "rows are filled up to whole blocks"
+    assert real[:, :4].tolist() == [[True, True, True, False], [True, False, False, False]]
+    assert batch["words"].tokens[real].tolist() == [0, 2, 2, 0]
+    targets = batch.targets["loss"]
+    assert targets[0, :3].tolist() == [[IGNORE, 2], [0, IGNORE], [IGNORE, IGNORE]]
+    assert (targets[0, 3:] == IGNORE).all()
+    assert (targets[1] == IGNORE).all()
     cbow = Draws("cbow", 1, draws.keep, draws.negative).batch(np.array([[0, 1, 2, -1, 2, 1]]), moment(0))
-    assert cbow.targets["loss"][..., 0].tolist() == [[0, 2, IGNORE]]
+    assert cbow.targets["loss"][0, :3, 0].tolist() == [0, 2, IGNORE]
 
 
 def test_nothing_is_left_of_rows_of_words_that_are_not_kept() -> None:

@@ -56,16 +56,15 @@ class WordVectors(nn.Module):
         """v(x_n) · u(x_m) for every m in the window of n: (B, N, 2 window)."""
         N, W = ids.shape[1], self.window
         U = self.outputs(_blocks(ids, W))
-        V = pad(V, (0, 0, 0, -N % BLOCK)).view(len(ids), -1, BLOCK, V.shape[-1])
-        return _band(V @ U.transpose(-1, -2), W)[:, :N]
+        V = _whole(V).view(len(ids), -1, BLOCK, V.shape[-1])
+        return _first(_band(V @ U.transpose(-1, -2), W), N)
 
     def _means(self, ids: Tensor, around: Tensor) -> Tensor:
         """The mean of v over the words around each place, 0 where there is none: (B, N, D)."""
         N, W = ids.shape[1], self.window
         share = around / around.sum(-1, keepdim=True).clamp(min=1)
-        share = _unband(pad(share, (0, 0, 0, -N % BLOCK)), W)
-        means: Tensor = share @ self.words(_blocks(ids, W))
-        return means.flatten(1, 2)[:, :N]
+        means: Tensor = _unband(_whole(share), W) @ self.words(_blocks(ids, W))
+        return _first(means.flatten(1, 2), N)
 
 
 def surroundings(segments: Tensor, reach: Tensor, window: int) -> Tensor:
@@ -75,7 +74,7 @@ def surroundings(segments: Tensor, reach: Tensor, window: int) -> Tensor:
     −window … −1, 1 … window.
     """
     beside = pad(segments, (window, window), value=-1).unfold(1, 2 * window + 1, 1)
-    distance = torch.arange(-window, window + 1, device=segments.device).abs()
+    distance = torch.arange(-window, window + 1, dtype=reach.dtype, device=reach.device).abs()
     inside = (beside == segments[..., None]) & (segments >= 0)[..., None] & (distance <= reach[..., None])
     return _without_middle(inside, window)
 
@@ -87,6 +86,17 @@ def neighbours_of(ids: Tensor, window: int) -> Tensor:
 
 def _without_middle(values: Tensor, window: int) -> Tensor:
     return torch.cat((values[..., :window], values[..., window + 1 :]), dim=-1)
+
+
+def _whole(rows: Tensor) -> Tensor:
+    """(B, N, D) lengthened with zeros to whole blocks; a copy is only made where N needs it."""
+    extra = -rows.shape[1] % BLOCK
+    return pad(rows, (0, 0, 0, extra)) if extra else rows
+
+
+def _first(rows: Tensor, N: int) -> Tensor:
+    """The inverse of `_whole`."""
+    return rows if rows.shape[1] == N else rows[:, :N]
 
 
 def _blocks(ids: Tensor, window: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.word_vectors import Kind, neighbours_of, surroundings
+from tokenloom.models.word_vectors import BLOCK, Kind, neighbours_of, surroundings
 from tokenloom.training.batches import Moment
 
 # Negative words of a row; each pair takes their mean. More cost time, fewer make the gradient noisy.
@@ -55,30 +56,31 @@ class Draws:
         from its own generator, however rows are put together.
         """
         B, span = rows.shape
-        chance, reach = np.empty((B, span)), np.empty((B, span), np.int64)
+        chance, reach = np.empty((B, span), np.float32), np.empty((B, span), np.int32)
         drawn = np.empty((B, SHARED))
         for row in range(B):
             random = moment.random(row)
-            chance[row] = random.random(span)
-            reach[row] = random.integers(1, self.window + 1, span)
+            chance[row] = random.random(span, np.float32)
+            reach[row] = random.integers(1, self.window + 1, span, np.int32)
             drawn[row] = random.random(SHARED)
         kept = (rows >= 0) & (chance < self.keep[rows])
         counts = kept.sum(1)
-        real = np.arange(max(1, int(counts.max()))) < counts[:, None]
+        # Whole blocks, so that the model need not lengthen and cut what it computes.
+        real = np.arange(BLOCK * max(1, -(-int(counts.max()) // BLOCK))) < counts[:, None]
 
-        def together(values: NDArray[np.int64], fill: int) -> Tensor:
-            moved = np.full(real.shape, fill, np.int64)
+        def together(values: NDArray[Any], fill: int) -> Tensor:
+            moved = np.full(real.shape, fill, values.dtype)
             moved[real] = values[kept]
             return torch.from_numpy(moved)
 
         ids = together(rows, 0)
-        segments = together(np.cumsum(rows < 0, 1, dtype=np.int64), -1)
+        segments = together(np.cumsum(rows < 0, 1, dtype=np.int32), -1)
         around = surroundings(segments, together(reach, 0), self.window)
         # The last sum may be a little below 1, and a draw above it.
         edges = np.cumsum(self.negative)
         negatives = np.searchsorted(edges[:-1], drawn, side="right")
         streams = {
-            "words": Stream(ids=ids, real=torch.from_numpy(real), segments=segments),
+            "words": Stream(ids=ids, real=torch.from_numpy(real), segments=segments.long()),
             "negatives": Stream(ids=torch.from_numpy(negatives)),
         }
         if self.kind == "skip-gram":

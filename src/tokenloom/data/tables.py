@@ -33,7 +33,7 @@ class _LeftOut:
 
 
 @dataclass
-class _Rows:
+class RowSorter:
     """Sorts rows into documents and reasons for leaving them out."""
 
     name: str
@@ -94,7 +94,7 @@ def json_documents(
     rows: Iterable[tuple[int, Any]], name: str, *, column: str | None, newlines: Newlines, notes: list[str]
 ) -> Iterator[Document]:
     """The documents of numbered JSON rows, whose column `json_column` has found."""
-    sorter = _Rows(name, column, newlines)
+    sorter = RowSorter(name, column, newlines)
     for number, row in rows:
         if not isinstance(row, dict):
             yield from sorter.take(number, row)
@@ -155,7 +155,7 @@ def json_column(rows: Iterable[tuple[int, Any]], column: str | None, notes: list
                 textual[key] = textual.get(key, False) or isinstance(value, str)
     if any_object:
         if column is not None:
-            return _known(column, list(textual))
+            return known_column(column, list(textual))
         return _guess([key for key, text in textual.items() if text], list(textual), notes)
     if column is not None and any_row:
         raise Unreadable(f"has no field {column!r}: none of its rows is an object with fields; leave --column away")
@@ -189,7 +189,7 @@ def table_column(records: Records, column: str | None, notes: list[str]) -> str:
         raise Unreadable("has a header at most, and no rows")
     header = [cell.strip() for cell in first[1]]
     if column is not None:
-        _known(column, header)
+        known_column(column, header)
     else:
         worded: set[int] = set()
         for _, cells in chain([second], rows):
@@ -207,7 +207,7 @@ def table_documents(
     rows = iter(records)
     header = [cell.strip() for cell in next(rows)[1]]
     place = header.index(column)
-    sorter = _Rows(name, column, newlines)
+    sorter = RowSorter(name, column, newlines)
     for number, cells in rows:
         if len(cells) > len(header):
             sorter.leave(number, f"with more cells than the header's {len(header)}")
@@ -255,7 +255,8 @@ def table_records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, l
         csv.field_size_limit(limit)
 
 
-def _known(column: str, columns: list[str]) -> str:
+def known_column(column: str, columns: list[str]) -> str:
+    """The column, if it is there. Raises Unreadable, with the nearest, if not."""
     if column not in columns:
         raise Unreadable(f"has no column {column!r} among {some(columns)}{did_you_mean(column, columns)}")
     return column

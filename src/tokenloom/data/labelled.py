@@ -215,12 +215,14 @@ def _json(text: str, name: str, ending: str, columns: LabelColumns, notes: list[
     if not titles:
         raise Unreadable("none of its rows is an object with fields, such as a text and a label")
     cells = [[row.get(title) for title in titles] for _, row in rows if isinstance(row, dict)]
-    places = [titles.index(title) for title in _columns(titles, cells, columns, notes)]
-    picked = [
-        (number, *(row.get(titles[place]) for place in places) if isinstance(row, dict) else (row, None))
-        for number, row in rows
-    ]
-    return _sorted(picked, name, titles[places[0]], titles[places[1]], [], notes)
+    chosen = _columns(titles, cells, columns, notes)
+    picked = [(number, *_fields(row, chosen)) for number, row in rows]
+    return _sorted(picked, name, *chosen, [], notes)
+
+
+def _fields(row: Any, chosen: tuple[str, str]) -> tuple[Any, Any]:
+    """Text and label of a row of JSON; what is no object has no label."""
+    return (row.get(chosen[0]), row.get(chosen[1])) if isinstance(row, dict) else (row, None)
 
 
 def _table(text: str, name: str, tabs: bool, columns: LabelColumns, notes: list[str]) -> list[Labelled]:
@@ -235,14 +237,18 @@ def _table(text: str, name: str, tabs: bool, columns: LabelColumns, notes: list[
     for title in chosen:
         if titles.count(title) > 1:
             raise Unreadable(f"has {titles.count(title)} columns called {title!r}: rename one of them")
-    places = [titles.index(title) for title in chosen]
+    text_place, label_place = (titles.index(title) for title in chosen)
     ragged = [number for number, cells in body if len(cells) > len(titles)]
     picked = [
-        (number, *(cells[place] if place < len(cells) else None for place in places) if cells else ("", None))
+        (number, _cell(cells, text_place) if cells else "", _cell(cells, label_place))
         for number, cells in body
         if len(cells) <= len(titles)
     ]
     return _sorted(picked, name, *chosen, ragged, notes, wide=len(titles))
+
+
+def _cell(cells: list[str], place: int) -> str | None:
+    return cells[place] if place < len(cells) else None
 
 
 def _sorted(

@@ -80,7 +80,7 @@ def _once(data: LabelledData, notes: list[str]) -> LabelledData:
     first: dict[tuple[str, str], Labelled] = {}
     repeats = []
     for item in data.items:
-        if first.setdefault((item.text.strip(), item.label), item) is not item:
+        if first.setdefault((item.text, item.label), item) is not item:
             repeats.append(item.id)
     if repeats:
         what = counted(len(repeats), "exact repeat")

@@ -71,7 +71,9 @@ def split_labelled(
     unseen = [item for item in parts.validation.items if item.label not in set(parts.classes)]
     for label, n in Counter(item.label for item in unseen).items():
         rows = some([item.id for item in unseen if item.label == label], _SHOWN)
-        notes.append(f"label {label!r} is in no training sample: {counted(n, 'validation text')} count as wrong: {rows}")
+        notes.append(
+            f"label {label!r} is in no training sample: {counted(n, 'validation text')} count as wrong: {rows}"
+        )
     return parts
 
 
@@ -114,9 +116,8 @@ def _given(data: LabelledData, validation: LabelledData, notes: list[str]) -> La
     held = {item.text.strip() for item in validation.items}
     shared = [item.id for item in data.items if item.text.strip() in held]
     if shared:
-        notes.append(
-            f"left out {counted(len(shared), 'training text')} that the validation data hold too: {some(shared, _SHOWN)}"
-        )
+        what = counted(len(shared), "training text")
+        notes.append(f"left out {what} that the validation data hold too: {some(shared, _SHOWN)}")
         data = replace(data, items=[item for item in data.items if item.text.strip() not in held])
     notes += [*validation.notes, *(f"skipped {path}: {reason}" for path, reason in validation.skipped[:_SHOWN])]
     return _parts(data, data.items, validation.items, f"validation on {validation.name}, which was given", notes)

@@ -21,8 +21,8 @@ class NaiveBayes(nn.Module):
     """log p(c) + Σ_n log p(w_n | c), with p(w | c) = (count of w in c + α) / Σ_v (count of v in c + α).
 
     Counts are kept as they are, so that α can be chosen afterwards; products are sums of logarithms in float64.
-    buffers: `counts` (classes, vocab) and `texts` (classes,), float64; `alpha` (). A token whose count is zero in all
-    classes says nothing, and is left out of the sum over v, as a vocabulary learnt from the same texts would not hold it.
+    Buffers: `counts` (classes, vocab) and `texts` (classes,), float64; `alpha` (). A token that occurs in no class says
+    nothing, and is not in the sum over v: a vocabulary learnt from the same texts would not hold it.
     """
 
     counts: Tensor
@@ -77,4 +77,3 @@ class NaiveBayes(nn.Module):
             each = each * text.real[..., None]
         scores = prior + each.sum(1)
         return scores if taps is None else taps.see("logits", scores)
-

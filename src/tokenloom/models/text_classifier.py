@@ -1,8 +1,8 @@
-"""A class for a whole text: a transformer encoder, read at its class token and over all its tokens, and a bag of n-grams.
+"""A class for a whole text: a transformer encoder, read at its class token and over all tokens, and a bag of n-grams.
 
-The class token: Devlin et al. 2019. Mean and maximum over the tokens beside it: Shen et al. 2018, "Baseline needs more
-love". The hashed n-grams, a linear model beside the deep one: Joulin et al. 2017 ("fastText"); Cheng et al. 2016 ("Wide &
-deep"). With few texts, each of the three finds what the others miss.
+The class token: Devlin et al. 2019. Mean and maximum over the tokens: Shen et al. 2018, "Baseline needs more love".
+Hashed n-grams: Joulin et al. 2017 ("fastText"), as the linear part beside the deep one of Cheng et al. 2016 ("Wide &
+deep").
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PRIME = 2_147_483_647
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderConfig):
-    """As `EncoderConfig`; outputs: classes. grams: the longest n-grams of the bag, in tokens; 0 for no bag. buckets: how
-    many rows the n-grams are hashed into."""
+    """As `EncoderConfig`; outputs: classes. grams: the longest n-grams of the bag, in tokens; 0 for no bag. buckets:
+    into how many rows the n-grams are hashed."""
 
     grams: int = 2
     buckets: int = 1 << 16

@@ -15,13 +15,16 @@ from tokenloom.errors import UserError
 _SHORTEST_SPEECH = 80
 # The lexicographer files of WordNet 3.0 in the order of their numbers.
 _LEXICOGRAPHER_FILES = (
-    "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body noun.cognition"
-    " noun.communication noun.event noun.feeling noun.food noun.group noun.location noun.motive noun.object noun.person"
-    " noun.phenomenon noun.plant noun.possession noun.process noun.quantity noun.relation noun.shape noun.state"
-    " noun.substance noun.time verb.body verb.change verb.cognition verb.communication verb.competition"
-    " verb.consumption verb.contact verb.creation verb.emotion verb.motion verb.perception verb.possession verb.social"
-    " verb.stative verb.weather adj.ppl"
-).split()
+    ("adj", ("all", "pert")),
+    ("adv", ("all",)),
+    ("noun", ("Tops", "act", "animal", "artifact", "attribute", "body", "cognition", "communication", "event")),
+    ("noun", ("feeling", "food", "group", "location", "motive", "object", "person", "phenomenon", "plant")),
+    ("noun", ("possession", "process", "quantity", "relation", "shape", "state", "substance", "time")),
+    ("verb", ("body", "change", "cognition", "communication", "competition", "consumption", "contact")),
+    ("verb", ("creation", "emotion", "motion", "perception", "possession", "social", "stative", "weather")),
+    ("adj", ("ppl",)),
+)
+_LABELS = [f"{part}.{name}" for part, names in _LEXICOGRAPHER_FILES for name in names]
 _TEN = ("animal", "artifact", "body", "food", "location", "person", "plant", "state", "substance", "time")
 
 
@@ -45,7 +48,7 @@ def _glosses(paths: Sequence[Path]) -> list[Labelled]:
             if line and not line.startswith(" "):  # The licence stands in lines that begin with blanks.
                 left, _, gloss = line.partition(" | ")
                 place, number = left.split()[:2]
-                items.append(Labelled(f"{part}:{place}", gloss.strip(), _LEXICOGRAPHER_FILES[int(number)]))
+                items.append(Labelled(f"{part}:{place}", gloss.strip(), _LABELS[int(number)]))
     return items
 
 

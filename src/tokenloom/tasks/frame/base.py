@@ -205,8 +205,8 @@ class Task(ABC):
         """All of some other data as samples, to be measured on. By default their validation part."""
         return self.prepare(data).validation
 
-    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        """Metrics for a person to read."""
+    def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
+        """Metrics for a person to read; after training with what `sum_up` gave."""
         return [f"{name + ':':<18} {value:.4f}" for name, value in metrics.items()]
 
     def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
@@ -216,6 +216,11 @@ class Task(ABC):
         """
         minimised = [total.weight * total.value for total in totals.values() if total.weight and total.count]
         return {name: total.value for name, total in totals.items()} | {"loss": sum(minimised)}
+
+    def sum_up(self, material: Material, folder: Path | None) -> dict[str, Any]:
+        """What there is to say of a trained model beside single numbers: tables and matrices, for `metric_lines` and
+        `--json`. It may draw them into the folder of the run. Called once, after training, with the best weights."""
+        return {}
 
     def save_parts(self, folder: Path) -> dict[str, Any]:
         """Write what belongs to the run beside the weights (`tokenizer.json`); returns what config.json keeps."""

@@ -15,7 +15,7 @@ from tokenloom.tasks.frame.flat import options
 from tokenloom.training.checkpoints import model_tensors, total_bytes
 from tokenloom.training.distributed import Processes
 from tokenloom.training.events import Counted
-from tokenloom.training.loop import NonFiniteLoss
+from tokenloom.training.loop import NonFiniteLoss, evaluate
 from tokenloom.training.settings import TrainingSettings
 
 # What counting takes of the settings of training.
@@ -47,7 +47,7 @@ def count(task: Task, material: Material, device: torch.device, threads: int | N
 
 def measure(task: Task, material: Material) -> dict[str, float]:
     """The metrics of a counted model on the whole validation part. Raises NonFiniteLoss before such a one is kept."""
-    metrics = task.evaluate(samples=material.validation)
+    metrics = task.summarise(evaluate(task, task.model, material.validation))
     if not math.isfinite(metrics["loss"]):
         raise NonFiniteLoss(f"the validation loss of what was counted is {metrics['loss']}")
     return metrics

@@ -134,7 +134,13 @@ class Fitting:
             Journal(self.folder, self.training).write(evaluated)
             self.folder.drop_replaced()
         yield evaluated
-        yield Finished(0, "counted", 0, metrics, counted.seconds)
+        yield self._summed_up(Finished(0, "counted", 0, metrics, counted.seconds), material)
+
+    def _summed_up(self, event: Finished, material: Material) -> Finished:
+        """The end of the training, with what else the task says of its model."""
+        path = None if self.folder is None else self.folder.path
+        found = self.processes.lead(lambda: self.task.sum_up(material, path)) if event.best else {}
+        return replace(event, best={**event.best, **found})
 
     def _build(self) -> Started | None:
         """The model, with the weights that it starts from; what it is told of them."""
@@ -210,6 +216,7 @@ class Fitting:
                 best = {name: tensor.clone() for name, tensor in whole_tensors(self.task.model).items()}
             if isinstance(event, Finished):
                 self._finish(event, best, baseline)
+                event = self._summed_up(event, material)
             yield event
 
     def _finish(self, event: Finished, best: dict[str, Tensor], baseline: Baseline | None) -> None:

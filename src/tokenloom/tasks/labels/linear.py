@@ -37,17 +37,19 @@ class TfIdf:
 
     def rows(self, texts: Sequence[str]) -> Tensor:
         """A sparse matrix (texts, words), float64."""
-        ends, columns, values = [0], [], []
-        for text in texts:
+        places: list[list[int]] = [[], []]
+        values = []
+        for number, text in enumerate(texts):
             counts = Counter(place for word in _words(text) if (place := self.places.get(word)) is not None)
             row = sorted(counts)
             x = np.array([counts[place] for place in row], dtype=np.float64) * self.weights[row]
-            columns += row
+            places[0] += [number] * len(row)
+            places[1] += row
             values.append(x / max(np.sqrt((x * x).sum()), 1e-12))
-            ends.append(len(columns))
-        flat = np.concatenate(values) if values else np.zeros(0)
         size = (len(texts), len(self.places))
-        return torch.sparse_csr_tensor(torch.tensor(ends), torch.tensor(columns, dtype=torch.int64), flat, size)
+        flat = torch.from_numpy(np.concatenate(values))
+        at = torch.tensor(places, dtype=torch.int64)
+        return torch.sparse_coo_tensor(at, flat, size, is_coalesced=True, check_invariants=False)
 
 
 def _words(text: str) -> list[str]:

@@ -1,0 +1,398 @@
+"""Label texts: a transformer encoder or naive Bayes that gives a whole text one of several labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tokenloom.data.labelled import LabelColumns, Labelled, LabelledData, looks_labelled, read_column, read_labelled
+from tokenloom.data.labelled_split import LabelledReport, LabelledSplit, split_labelled
+from tokenloom.data.names import counted, some
+from tokenloom.data.samples import Keys, ListSamples, Samples
+from tokenloom.drawing.tables import plain_table
+from tokenloom.errors import UserError
+from tokenloom.models.batch import IGNORE, Batch, Stream, pad
+from tokenloom.models.naive_bayes import NaiveBayes
+from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
+from tokenloom.tasks.frame.base import Example, Material, Show
+from tokenloom.tasks.labels import measures, showing
+from tokenloom.tasks.labels.linear import linear_accuracy
+from tokenloom.tasks.labels.settings import PredictOptions, TextClassificationSettings, check_settings
+from tokenloom.tasks.text.encoded import EncodesText
+from tokenloom.tokens.base import UNKNOWN
+from tokenloom.tokens.text import choose_tokenizer
+from tokenloom.training.batches import Moment
+from tokenloom.training.events import Baseline
+from tokenloom.training.loop import evaluate
+from tokenloom.training.losses import Term, Terms, Totals
+
+BUCKETS = 1 << 16
+MOST_WORDS = 50_000
+SMOOTHING, HIDE, GRAMS, DROPOUT = 0.05, 0.1, 2, 0.2
+
+
+@dataclass(frozen=True)
+class LabelledSamples(ListSamples):
+    """(ids, class) of each text; the class is `IGNORE` for a label that was not learnt."""
+
+    items: Sequence[tuple[NDArray[np.int64], int]]
+
+    def lengths(self, keys: Keys) -> NDArray[np.int64]:
+        """Tokens in each text."""
+        return np.array([len(self.items[key][0]) for key in keys.tolist()])
+
+
+class TextClassification(EncodesText):
+    """One label a text."""
+
+    name = "text-classification"
+    summary = "train a model to give texts one of several labels: spam or not, topics, genres"
+    Settings = TextClassificationSettings
+    models: ClassVar[Mapping[str, str]] = {
+        "encoder": "bidirectional transformer with a class token, and a bag of n-grams beside it",
+        "naive-bayes": "multinomial naive Bayes on words, counted in one pass",
+    }
+    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions}
+
+    def __init__(self, settings: TextClassificationSettings | None = None) -> None:
+        super().__init__(settings)
+        self.classes: list[str] = []
+        self._parts: LabelledSplit | None = None
+        self._weights: Tensor | None = None
+        check_settings(self.settings)
+
+    @property
+    def counted(self) -> bool:
+        return bool(self.settings.model == "naive-bayes")
+
+    # Data.
+
+    @classmethod
+    def accepts(cls, data: str) -> str | None:
+        return looks_labelled(data)
+
+    def _read(self, source: str) -> LabelledData:
+        s: TextClassificationSettings = self.settings
+        return read_labelled(source, columns=LabelColumns(s.column, s.label, s.header), encoding=s.encoding)
+
+    def prepare(self, data: str | None) -> Material:
+        s: TextClassificationSettings = self.settings
+        assert data is not None
+        validation = None if s.validation is None else self._read(s.validation)
+        parts = self._parts = split_labelled(self._read(data), s.holdout, s.split, validation=validation)
+        self.classes = self.classes or parts.classes
+        texts, held = ([item.text for item in part.items] for part in (parts.training, parts.validation))
+        self._learn(texts, held)
+        notes: list[str] = []
+        training, measured = (self._samples(part.items, notes) for part in (parts.training, parts.validation))
+        counts = np.bincount([label for _, label in training.items], minlength=len(self.classes))
+        self._weights = torch.from_numpy(len(training) / (len(self.classes) * counts)).float()
+        extra = {
+            "tokens": f"{sum(len(ids) for ids, _ in training.items):,} to train;"
+            f" {self.tokenizer.vocab:,} different ids",
+            "tokeniser": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run"))),
+        }
+        if notes:
+            extra["cut"] = " ".join(notes)
+        report = LabelledReport.of(parts, extra)
+        return Material(training, measured, report.lines(), report.as_dict())
+
+    def _learn(self, texts: list[str], held: list[str]) -> None:
+        """The tokeniser, and every size."""
+        s: TextClassificationSettings = self.settings
+        if not self.counted:
+            self.learn_tokenizer(texts, held)
+            self.settle(len(self.classes), "class")
+            return
+        if self._tokenizer is None:
+            kind = "words" if s.tokenizer == "auto" else s.tokenizer
+            self._tokenizer = choose_tokenizer(texts, kind, s.vocab or (MOST_WORDS if kind == "words" else None))
+        self.model_config = {"vocab": self.tokenizer.vocab, "outputs": len(self.classes)}
+
+    def settle(self, outputs: int, read: str) -> None:
+        s: TextClassificationSettings = self.settings
+        if self.model_config:
+            return
+        usual: dict[str, Any] = {"smoothing": SMOOTHING, "hide": HIDE, "grams": GRAMS, "dropout": DROPOUT}
+        self.settings = replace(s, **{name: value for name, value in usual.items() if getattr(s, name) is None})
+        super().settle(outputs, read)
+        self.model_config |= {"grams": self.settings.grams, "buckets": BUCKETS}
+
+    def _samples(self, items: Sequence[Labelled], notes: list[str]) -> LabelledSamples:
+        number = {label: n for n, label in enumerate(self.classes)}
+        rows = self.tokenizer.encode_all([item.text for item in items])
+        if not self.counted:
+            long = [item.id for item, row in zip(items, rows, strict=True) if len(row) >= self.context]
+            if long:
+                what = counted(len(long), "text")
+                notes.append(f"{what} longer than --context {self.context} tokens, read to there: {some(long, 5)}.")
+            rows = [row[: self.context - 1] for row in rows]
+        return LabelledSamples(
+            [(row.astype(np.int64), number.get(item.label, IGNORE)) for item, row in zip(items, rows, strict=True)]
+        )
+
+    def samples_of(self, data: str) -> LabelledSamples:
+        return self._samples(self._read(data).items, [])
+
+    def reads(self) -> object:
+        return self.name, self.classes
+
+    # The model and its loss.
+
+    def recipe(self, material: Material) -> dict[str, Any]:
+        recipe = super().recipe(material)
+        batch = 32 if len(material.training) < 20_000 else 64
+        epochs = 10 if len(material.training) < 20_000 else 6
+        steps = -(-len(material.training) // batch) * epochs
+        return {**recipe, "batch": batch, "steps": steps, "decay": "all", "weight_decay": 0.1}
+
+    def derived(self) -> dict[str, Any]:
+        s: TextClassificationSettings = self.settings
+        if self.counted:
+            return {"vocab": self.model_config["vocab"], "classes": len(self.classes), "alpha": s.alpha or 1.0}
+        return {**super().derived(), "smoothing": s.smoothing, "hide": s.hide, "grams": s.grams}
+
+    def build(self, seed: int) -> nn.Module:  # type: ignore[override]
+        if self.counted:
+            return NaiveBayes(**self.model_config)
+        return TextClassifier(ClassifierConfig(**self.model_config), seed)
+
+    def count(self, material: Material) -> NaiveBayes:
+        items = [material.training.take(np.array([key]))[0] for key in material.training.all()]
+        rows, labels = [row for row, _ in items], [label for _, label in items]
+        alpha = 1.0 if self.settings.alpha is None else self.settings.alpha
+        return NaiveBayes.count(rows, labels, **self.model_config, alpha=alpha, without=self._idle_ids())
+
+    def _idle_ids(self) -> list[int]:
+        """Ids that say nothing of a text: white space, and what is unknown."""
+        tokenizer = self.tokenizer
+        return [
+            id
+            for id in range(tokenizer.vocab)
+            if not tokenizer.decode([id]).strip() or id == tokenizer.specials.get(UNKNOWN)
+        ]
+
+    def collate(self, samples: list[tuple[NDArray[np.int64], int]], moment: Moment) -> Batch:
+        rows = [row for row, _ in samples]
+        if moment.training and self.settings.hide:
+            rows = [self._hidden(row, moment.random(place)) for place, row in enumerate(rows)]
+        targets = torch.tensor([label for _, label in samples], dtype=torch.int64)
+        return Batch({"text": self.rows(rows)}, {"loss": targets})
+
+    def _hidden(self, row: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
+        return np.where(random.random(len(row)) < self.settings.hide, self.mask_id, row)
+
+    def rows(self, rows: Sequence[NDArray[Any]]) -> Stream:
+        if not self.counted:
+            return super().rows(rows)
+        ids, real = pad([torch.from_numpy(np.append(row, 0).astype(np.int64)) for row in rows])
+        real[torch.arange(len(rows)), [len(row) for row in rows]] = False
+        return Stream(ids=ids, real=real)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        targets = batch.targets["loss"]
+        logits = model(batch)
+        terms = {"loss": self._cross_entropy(logits, targets)}
+        if not logits.requires_grad:
+            sure, guess = logits.double().softmax(-1).max(-1)
+            ones = torch.ones_like(targets)
+            # A value a sample: kept apart by `Totals`, so that anything can be measured of a whole split.
+            terms["truth"] = Term(targets, ones, weight=0.0)
+            terms["guess"] = Term(guess, ones, weight=0.0)
+            terms["sure"] = Term(sure, ones, weight=0.0)
+        return terms
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Term:
+        """Smoothed and weighted where it is trained on, and plain where it is measured."""
+        s: TextClassificationSettings = self.settings
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        smoothing = (s.smoothing or 0.0) if logits.requires_grad else 0.0
+        losses = cross_entropy(wide, targets, ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
+        if s.class_weights == "balanced" and logits.requires_grad:
+            assert self._weights is not None
+            losses = losses * self._weights.to(losses)[targets.clamp(min=0)]
+        return Term(losses, (targets != IGNORE).long())
+
+    # Metrics.
+
+    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+        truth, guess, sure = self._seen(totals)
+        right = int((truth == guess).sum())
+        low, high = measures.wilson(right, len(truth))
+        by_class = measures.ByClass.of(self._matrix(truth, guess))
+        commonest = np.bincount(truth[truth >= 0], minlength=len(self.classes)).max()
+        return {
+            "loss": totals["loss"].value,
+            "accuracy": right / len(truth),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "macro_f1": by_class.macro_f1,
+            "calibration_error": measures.calibration_error(measures.reliability(sure, truth == guess)),
+            "majority": float(commonest / len(truth)),
+            "texts": float(len(truth)),
+        }
+
+    def _seen(self, totals: dict[str, Totals]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        truth, guess, sure = (totals[name].samples[0].numpy() for name in ("truth", "guess", "sure"))
+        return truth.astype(np.int64), guess.astype(np.int64), sure
+
+    def _matrix(self, truth: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The confusion matrix; labels that were not learnt are one more row, where there are any."""
+        K = len(self.classes) + bool((truth < 0).any())
+        return measures.confusion(np.where(truth < 0, K - 1, truth), guess, K)
+
+    def _tables(self, samples: Samples) -> dict[str, Any]:
+        truth, guess, sure = self._seen(evaluate(self, self.model, samples))
+        matrix = self._matrix(truth, guess)
+        names = [*self.classes, *["(not learnt)"] * (len(matrix) - len(self.classes))]
+        return {
+            "classes": measures.class_rows(matrix, names),
+            "confusion": {"classes": names, "counts": matrix.tolist()},
+            "calibration": measures.reliability(sure, truth == guess),
+        }
+
+    def sum_up(self, material: Material, folder: Path | None) -> dict[str, Any]:
+        tables = self._tables(material.validation)
+        if folder is not None:
+            showing.draw(tables["confusion"], folder)
+        return tables
+
+    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, Any]:
+        """As every task does, with tables by class, the confusion matrix and the calibration."""
+        if samples is None:
+            source = self.source if data is None else data
+            assert source is not None
+            samples = self.prepare(source).validation if data is None else self.samples_of(source)
+        return {**super().evaluate(batch=batch, samples=samples), **self._tables(samples)}
+
+    def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
+        lines = showing.summary_lines(metrics)
+        if "confusion" in metrics:
+            lines += showing.table_lines(metrics["classes"], metrics["confusion"], metrics["calibration"])
+        return lines
+
+    def baseline(self, material: Material) -> Baseline | None:
+        """Logistic regression on TF-IDF weights of words, on the same split."""
+        assert self._parts is not None
+        number = {label: n for n, label in enumerate(self.classes)}
+        training, held = self._parts.training.items, self._parts.validation.items
+        accuracy = linear_accuracy(
+            [item.text for item in training],
+            [number[item.label] for item in training],
+            [item.text for item in held],
+            [number.get(item.label, IGNORE) for item in held],
+            len(self.classes),
+        )
+        majority = LabelledReport.of(self._parts).majority_share
+        note = f"on words; always the commonest label has {majority:.4f}, of {counted(len(held), 'text')}"
+        return Baseline("TF-IDF with logistic regression", accuracy, "accuracy", note, "accuracy")
+
+    # Use.
+
+    def predict(self, texts: str | Sequence[str]) -> list[dict[str, Any]]:
+        """For each text its likeliest label, and the probability of each label, the likeliest first."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        answers: list[dict[str, Any]] = [{} for _ in texts]
+        for start in range(0, len(order), 64):
+            places = order[start : start + 64]
+            rows = self.tokenizer.encode_all([texts[place] for place in places])
+            if not self.counted:
+                rows = [row[: self.context - 1] for row in rows]
+            with self.ready() as model, torch.no_grad():
+                logits = model(Batch({"text": self.rows(rows)}).to(self.device))
+            for place, found in zip(places, logits.double().softmax(-1).tolist(), strict=True):
+                ranked = sorted(zip(self.classes, found, strict=True), key=lambda pair: -pair[1])
+                answers[place] = {"label": ranked[0][0], "probabilities": dict(ranked)}
+        return answers
+
+    def use(self, verb: str, options: PredictOptions, show: Show) -> dict[str, Any]:
+        texts = list(options.texts)
+        if options.column is not None and options.file is None:
+            raise UserError(f"--column {options.column} has no effect without --file: leave it out")
+        if options.file is not None:
+            texts += read_column(options.file, column=options.column, encoding=self.settings.encoding)
+        if not texts:
+            raise UserError("nothing to label: give a text, or --file with a text a line")
+        found = self.predict(texts)
+        if len(texts) == 1:
+            show(plain_table([[k, f"{p:.1%}"] for k, p in found[0]["probabilities"].items()], ["label", "probability"]))
+            show("\n")
+        else:
+            rows = [
+                [answer["label"], f"{answer['probabilities'][answer['label']]:.1%}", _shortened(text)]
+                for text, answer in zip(texts, found, strict=True)
+            ]
+            show(plain_table(rows, ["label", "probability", "text"]) + "\n")
+        return {"predictions": [{"text": text, **answer} for text, answer in zip(texts, found, strict=True)]}
+
+    # The run.
+
+    def save_parts(self, folder: Path) -> dict[str, Any]:
+        return {**super().save_parts(folder), "classes": self.classes}
+
+    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+        super().load_parts(folder, kept)
+        classes = kept.get("classes")
+        if not isinstance(classes, list) or len(classes) < 2 or not all(isinstance(one, str) for one in classes):
+            raise UserError(f"{folder / 'config.json'}: parts has no list of classes")
+        self.classes = classes
+
+    # For the equality kit.
+
+    paths: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (
+                "batch = single",
+                "padded left = unpadded",
+                "padded right = unpadded",
+                "fused = explicit",
+                "accumulated = whole",
+                "2 processes = 1",
+                "resumed = straight",
+                "compiled = eager",
+                "saved = loaded",
+            ),
+            "",
+        ),
+        "packed = alone": "a row has one label, so that it cannot hold several texts",
+        **dict.fromkeys(
+            ("cached = uncached", "selected = alone", "streamed = whole"),
+            "a text is read at once, and nothing grows step by step",
+        ),
+    }
+
+    @classmethod
+    def examples(cls, folder: Path) -> Mapping[str, Example]:
+        words = {"fruit": "apple pear plum fig", "beast": "cow goat hen mule", "tool": "saw axe nail file"}
+        rows = ["text,label"]
+        for label, names in words.items():
+            names_of = names.split()
+            rows += [
+                f"the {names_of[n % 4]} and {names_of[(n * 3 + 1) % 4]} {'now ' * (n % 5)}{n},{label}"
+                for n in range(14)
+            ]
+        table = folder / "things.csv"
+        table.write_text("\n".join(rows), "utf-8")
+        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "characters"}
+        no_steps = "naive Bayes is counted in one pass"
+        without = {
+            "fused = explicit": "naive Bayes has no attention",
+            **dict.fromkeys(("accumulated = whole", "2 processes = 1", "resumed = straight"), no_steps),
+        }
+        return {
+            "encoder": Example(str(table), tiny),
+            "naive-bayes": Example(str(table), {"model": "naive-bayes"}, without),
+        }
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -71,9 +71,8 @@ def split_labelled(
     unseen = [item for item in parts.validation.items if item.label not in set(parts.classes)]
     for label, n in Counter(item.label for item in unseen).items():
         rows = some([item.id for item in unseen if item.label == label], _SHOWN)
-        notes.append(
-            f"label {label!r} is in no training sample: {counted(n, 'validation text')} count as wrong: {rows}"
-        )
+        what = counted(n, "validation text")
+        notes.append(f"label {label!r} is in no training sample: {what}, counted as wrong: {rows}")
     return parts
 
 

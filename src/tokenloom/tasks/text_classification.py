@@ -37,6 +37,9 @@ from tokenloom.training.losses import Term, Terms, Totals
 BUCKETS = 1 << 16
 MOST_WORDS = 50_000
 SMOOTHING, HIDE, GRAMS, DROPOUT = 0.05, 0.1, 2, 0.2
+# With fewer texts, smaller batches and more passes.
+FEW = 20_000
+RECIPE: dict[str, Any] = {"matrix_rate": 0.01, "decay": "all", "weight_decay": 0.1, "beta2": 0.98}
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,9 @@ class TextClassification(EncodesText):
     # The model and its loss.
 
     def recipe(self, material: Material) -> dict[str, Any]:
-        recipe = super().recipe(material)
-        batch = 32 if len(material.training) < 20_000 else 64
-        epochs = 10 if len(material.training) < 20_000 else 6
-        steps = -(-len(material.training) // batch) * epochs
-        return {**recipe, "batch": batch, "steps": steps, "decay": "all", "weight_decay": 0.1}
+        recipe = {**super().recipe(material), **RECIPE}
+        batch, epochs = (32, 10) if len(material.training) < FEW else (64, 5)
+        return {**recipe, "batch": batch, "steps": -(-len(material.training) // batch) * epochs}
 
     def derived(self) -> dict[str, Any]:
         s: TextClassificationSettings = self.settings

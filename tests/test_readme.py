@@ -111,6 +111,21 @@ def test_word_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert (tmp_path / "words.png").is_file()
 
 
+def test_the_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    spam, ham = ["win a prize", "cash for you", "a free prize"], ["see you soon", "call me later", "at home, mum"]
+    rows = [
+        f'"{text} {n}",{label}' for n in range(8) for label, texts in (("spam", spam), ("ham", ham)) for text in texts
+    ]
+    Path("messages.csv").write_text("\n".join(["text,label", *rows]), "utf-8")
+    for line in [line for line in block("labels").splitlines() if line and not line.startswith("#")]:
+        program, *words = shlex.split(line)
+        assert program == "tokenloom"
+        assert main(words) == 0, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), f"{line} prints nothing"
+    assert (tmp_path / "runs/messages/confusion.png").is_file()
+
+
 def test_the_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(block("python"), "README.md", "exec"), {})

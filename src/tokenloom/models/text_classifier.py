@@ -59,11 +59,12 @@ class Readout(nn.Module):
         known = known & (torch.arange(ids.shape[1], device=ids.device) != first)
         total: Tensor = torch.zeros(len(ids), bag.embedding_dim, dtype=bag.weight.dtype, device=ids.device)
         count = torch.zeros(len(ids), 1, dtype=torch.int64, device=ids.device)
-        hashed, whole = torch.zeros_like(ids), torch.ones_like(known)
+        hashed, whole = ids + 1, known
         for n in range(min(self.grams, ids.shape[1])):
-            # The n-gram that ends at each place: that of one token less, one place before, and this token.
-            hashed = (torch.nn.functional.pad(hashed[:, :-1], (1, 0)) * 1_000_003 + ids + 1) % _PRIME
-            whole = known if n == 0 else torch.nn.functional.pad(whole[:, :-1], (1, 0)) & known
+            if n:
+                # The n-gram that ends at each place: that of one token less, one place before, and this token.
+                hashed = (hashed[:, :-1] * 1_000_003 + ids[:, n:] + 1) % _PRIME
+                whole = whole[:, :-1] & known[:, n:]
             rows = (hashed * 48_271 + n) % _PRIME % bag.num_embeddings
             total = total + (bag(rows) * whole[..., None]).sum(1)
             count = count + whole.sum(1, keepdim=True)

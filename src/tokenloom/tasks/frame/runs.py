@@ -204,13 +204,9 @@ def draw_curve(folder: RunFolder, baseline: Baseline | None) -> None:
     from tokenloom.drawing.curves import draw_loss_curve
 
     rows = [{**row, "validation": row.get("validation_loss")} for row in folder.read_metrics()]
+    to_beat = (baseline.name, baseline.value) if baseline is not None and baseline.metric == "loss" else None
     try:
-        draw_loss_curve(
-            rows,
-            folder.curve,
-            title=folder.path.name,
-            baseline=None if baseline is None or baseline.metric != "loss" else (baseline.name, baseline.value),
-        )
+        draw_loss_curve(rows, folder.curve, title=folder.path.name, baseline=to_beat)
     except UserError:
         return
 

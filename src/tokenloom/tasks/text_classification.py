@@ -37,8 +37,10 @@ from tokenloom.training.losses import Term, Terms, Totals
 BUCKETS = 1 << 16
 MOST_WORDS = 50_000
 SMOOTHING, HIDE, GRAMS, DROPOUT = 0.05, 0.1, 2, 0.2
-# With fewer texts, smaller batches and more passes.
+# With fewer texts, smaller batches.
 FEW = 20_000
+# A few passes are enough, but very few texts need more to get anywhere.
+EPOCHS, LEAST_STEPS, MOST_EPOCHS = 5, 300, 30
 RECIPE: dict[str, Any] = {"matrix_rate": 0.01, "decay": "all", "weight_decay": 0.1, "beta2": 0.98}
 
 
@@ -152,8 +154,9 @@ class TextClassification(EncodesText):
 
     def recipe(self, material: Material) -> dict[str, Any]:
         recipe = {**super().recipe(material), **RECIPE}
-        batch, epochs = (32, 10) if len(material.training) < FEW else (64, 5)
-        return {**recipe, "batch": batch, "steps": -(-len(material.training) // batch) * epochs}
+        batch = 32 if len(material.training) < FEW else 64
+        epoch = -(-len(material.training) // batch)
+        return {**recipe, "batch": batch, "steps": min(max(EPOCHS * epoch, LEAST_STEPS), MOST_EPOCHS * epoch)}
 
     def derived(self) -> dict[str, Any]:
         s: TextClassificationSettings = self.settings

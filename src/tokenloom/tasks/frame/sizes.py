@@ -24,15 +24,15 @@ def rates(width: int) -> dict[str, float]:
     return {"matrix_rate": 0.02, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
 
 
-def _dial(depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0) -> Dial:
+def _dial(depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0, **rate: float) -> Dial:
     sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
-    return Dial(
-        sizes, dropout, {"batch": batch, **rates(width), "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0}
-    )
+    recipe = {"batch": batch, **rates(width), "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0, **rate}
+    return Dial(sizes, dropout, recipe)
 
 
 DIAL = {
-    "nano": _dial(2, 64, 4, 64, 32),
+    # What is small enough for a training of seconds has rates to match; over minutes they do no harm.
+    "nano": _dial(2, 64, 4, 64, 16, rate=0.012, matrix_rate=0.04),
     "tiny": _dial(3, 96, 4, 128, 16),
     "small": _dial(4, 128, 4, 256, 12),
     "medium": _dial(6, 256, 8, 256, 16, 0.1),

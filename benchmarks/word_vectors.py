@@ -1,7 +1,7 @@
 """Word vectors against gensim: words a second, and agreement with a text that neither has seen.
 
 Same words, vocabulary, width, window, negatives, subsampling and passes, one thread, in one process, pass by pass in
-turn. `python benchmarks/word_vectors.py [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
+turn. `python -m benchmarks.word_vectors [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
 """
 
 from __future__ import annotations

@@ -130,4 +130,4 @@ def test_from_python(rhyme: Path) -> None:
 
     found = plan(str(rhyme), size="nano", hardware=["h100"], tokens=10**6)
     assert "times the training part of" in found.tokens_from
-    assert found.steps == -(-(10**6) // (32 * 64))
+    assert found.steps == -(-(10**6) // (16 * 64))

@@ -284,7 +284,7 @@ def test_a_rate_of_a_thousand_million_stops_at_once(kind: str, tmp_path: Path) -
     settings = tiny_settings(kind, rate=1e9, matrix_rate=1e9, evaluate_every=100)
     events = fit(NextToken(), tiny_gpt(), settings, batches_of(settings), VALIDATION, run=run_in(tmp_path))
     assert isinstance(next(events), Stepped)
-    with pytest.raises(NonFiniteLoss, match=r"step [23]: .*--rate"):
+    with pytest.raises(NonFiniteLoss, match=r"step [234]: .*--rate"):
         list(events)
     assert not (tmp_path / "model.safetensors").exists()
 

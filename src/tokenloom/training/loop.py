@@ -344,7 +344,10 @@ def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evalua
         totals = evaluate(trainer.task, trainer.model, validation, processes=processes)
     metrics = processes.lead(lambda: trainer.task.summarise(totals))
     if not math.isfinite(metrics["loss"]):
-        raise NonFiniteLoss(f"step {progress.step}: the validation loss is {metrics['loss']}")
+        found = metrics["loss"]
+        raise NonFiniteLoss(
+            f"step {progress.step}: the validation loss is {found}; a lower --rate or --matrix-rate may help"
+        )
     best = not progress.best or metrics["loss"] < progress.best["loss"]
     progress.stale = 0 if best else progress.stale + 1
     if best:

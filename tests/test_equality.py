@@ -24,6 +24,8 @@ from tokenloom.nn.taps import Taps
 from tokenloom.tasks.frame.base import Example, Task
 from tokenloom.tasks.frame.fitting import begin
 from tokenloom.tasks.frame.flat import build
+from tokenloom.tasks.frame.paths import PATHS as DECLARED
+from tokenloom.tasks.frame.paths import every_path
 from tokenloom.tasks.frame.registry import find_task, task_names
 from tokenloom.training.batches import Batches, Moment
 from tokenloom.training.checkpoints import whole_tensors
@@ -357,6 +359,12 @@ def test_paths_agree(subject: Subject, path: str) -> None:
     difference = compare(subject)
     TABLE.append([subject.name, path, f"{difference:.1e}"])
     assert difference <= bound, f"{subject.name}: {path} differs by {difference:.3g}"
+
+
+def test_the_kit_has_every_path_that_tasks_can_declare() -> None:
+    assert tuple(PATHS) == DECLARED
+    with pytest.raises(ValueError, match="no path"):
+        every_path({"cached": "does not generate"})
 
 
 @pytest.mark.parametrize("name", task_names())

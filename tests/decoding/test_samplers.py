@@ -404,3 +404,17 @@ def test_no_rule_hides_a_broken_row(options: Sampling, bad: list[float]) -> None
     assert not math.isfinite(chosen[1])
     assert math.isfinite(chosen[0])
     assert all(0 <= token < 4 for token in ids), "never an id out of range"
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 0.3, 1.0, 2.5])
+def test_a_temperature_alone_draws_as_the_rules_one_after_the_other(temperature: float) -> None:
+    """It has a shorter road of its own."""
+    logs = torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
+
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(seed) for seed in range(40)]
+
+    ids, values = Sampling(temperature).choose(logs, generators())
+    assert ids == draw(apply_temperature(logs, temperature), generators()).tolist()
+    assert values == pytest.approx(logs.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist())
+    assert Sampling(temperature, top_p=1.0, top_k=0, min_p=0.0).choose(logs, generators())[0] == ids

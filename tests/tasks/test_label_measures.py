@@ -25,7 +25,7 @@ def test_confusion_and_scores_are_those_of_scikit_learn() -> None:
     assert np.array_equal(matrix, confusion_matrix(truth, guess, labels=range(6)))
     mine = ByClass.of(matrix)
     peer = precision_recall_fscore_support(truth, guess, labels=range(6), zero_division=0)
-    for own, other in zip((mine.precision, mine.recall, mine.f1, mine.support), peer, strict=True):
+    for own, other in zip((mine.precision, mine.recall, mine.f1, mine.there), peer, strict=True):
         assert np.allclose(own, other)
     macro = precision_recall_fscore_support(truth, guess, average="macro", zero_division=0)[2]
     assert mine.macro_f1 == pytest.approx(macro), "the sixth class is neither there nor predicted"
@@ -61,3 +61,10 @@ def test_the_logistic_regression_is_that_of_scikit_learn() -> None:
     peer = LogisticRegression(C=10.0, tol=1e-8, max_iter=2000).fit(rows.to_dense().numpy(), labels)
     own = (rows @ W + b).softmax(1).numpy()
     assert np.abs(own - peer.predict_proba(rows.to_dense().numpy())).max() < 1e-3
+
+
+def test_a_class_that_is_predicted_and_never_there_counts_in_the_mean() -> None:
+    truth, guess = np.array([0, 0, 1, 1]), np.array([0, 2, 1, 1])
+    peer = precision_recall_fscore_support(truth, guess, average="macro", zero_division=0)[2]
+    assert ByClass.of(confusion(truth, guess, 4)).macro_f1 == pytest.approx(peer) == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert np.isnan(ByClass.of(np.zeros((3, 3), dtype=np.int64)).macro_f1)

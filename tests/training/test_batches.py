@@ -17,6 +17,7 @@ from tokenloom.training.batches import (
     count_targets,
     evaluation_batches,
     evaluation_keys,
+    seed_everything,
     step_seed,
 )
 
@@ -169,3 +170,12 @@ def test_samples_with_lengths_are_bucketed_purely_and_evaluated_from_short_to_lo
 def test_rows_of_the_tiny_training_are_of_unequal_length() -> None:
     """Else the tests of accumulation would prove little."""
     assert len({len(row) for row in rows(40).items}) > 5
+
+
+def test_seeding_is_that_of_torch() -> None:
+    for seed in (0, 7, 2**62 - 1):
+        seed_everything(seed)
+        ours = torch.nn.functional.dropout(torch.ones(50)), torch.rand(3)
+        torch.manual_seed(seed)
+        assert torch.equal(ours[0], torch.nn.functional.dropout(torch.ones(50)))
+        assert torch.equal(ours[1], torch.rand(3))

@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +157,7 @@ def _json_titles(text: str) -> list[str]:
 def _built_in(name: str, columns: LabelColumns) -> LabelledData:
     if columns != LabelColumns():
         raise UserError(f"{name} is a built-in data set: --column, --label and --header do not apply to it")
-    data = recipes.load_data(name)
-    if not isinstance(data, LabelledData):
-        raise UserError(f"{name} holds no labelled texts ({recipes.find(name).what})")
-    if os.path.lexists(name):
-        data = replace(data, notes=[*data.notes, f"{name!r} is the built-in data set; the file is ./{name}"])
-    return data
+    return recipes.load_as(name, LabelledData, "labelled texts")
 
 
 def _text_of(path: Path, encoding: str) -> tuple[str, str]:

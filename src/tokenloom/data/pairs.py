@@ -104,12 +104,7 @@ def read_pairs(
 def _built_in(name: str, target: str | None, columns: PairColumns) -> PairData:
     if target is not None or columns != PairColumns():
         raise UserError(f"{name} is a built-in data set: --target and the options of tables do not apply to it")
-    data = recipes.load_data(name)
-    if not isinstance(data, PairData):
-        raise UserError(f"{name} holds no pairs ({recipes.find(name).what})")
-    if os.path.lexists(name):
-        data = replace(data, notes=[*data.notes, f"{name!r} is the built-in data set; the file is ./{name}"])
-    return data
+    return recipes.load_as(name, PairData, "pairs")
 
 
 def _text(path: str, encoding: str) -> tuple[str, str]:

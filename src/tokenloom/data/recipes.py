@@ -5,19 +5,21 @@ own in `RECIPES`, so a new data set is one new file there.
 """
 
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tokenloom.data.documents import DataSet, Holdout, TextData
 from tokenloom.data.fetch import FetchError, Source, cached, fetch, file_sha256, store
 from tokenloom.data.names import did_you_mean
 from tokenloom.errors import UserError
 
+Held = TypeVar("Held", bound=DataSet)
 Tell = Callable[[str], None]
 """Called with a line that the user should see."""
 
@@ -223,4 +225,14 @@ def load_data(name: str, progress: bool = True) -> DataSet:
     recipe = find(name)
     notes: list[str] = []
     data = recipe.loader(_files(recipe, progress, notes.append))
+    if os.path.lexists(name):
+        notes.append(f"{name!r} is the built-in data set; the file or folder of that name is ./{name}")
     return replace(data, name=recipe.name, licence=recipe.licence, holdout=recipe.holdout, notes=[*notes, *data.notes])
+
+
+def load_as(name: str, kind: type[Held], what: str) -> Held:
+    """A built-in data set of one class. what: what such data hold. Raises UserError when it holds something else."""
+    data = load_data(name)
+    if not isinstance(data, kind):
+        raise UserError(f"{name} holds no {what} ({find(name).what})")
+    return data

@@ -105,13 +105,10 @@ def _built_in(name: str, how: How) -> TextData:
         if value not in (None, "utf-8"):
             raise UserError(f"--{option} {value} does not apply to the built-in data set {name!r}")
     data = recipes.load(name)
-    notes = list(data.notes)
-    if os.path.lexists(name):
-        notes.append(f"{name!r} is the built-in data set; the file or folder of that name is ./{name}")
     documents = data.documents
     if how.newlines == "fold":
         documents = [Document(document.id, fold_newlines(document.text)) for document in documents]
-    return replace(data, documents=documents, notes=notes)
+    return replace(data, documents=documents)
 
 
 def no_such(given: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.protocols import State
+from tokenloom.models.protocols import State, forked
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.initialise import Table, constant, framework_linear, initialise, normal, normal_by_inputs
@@ -216,8 +216,7 @@ class TranslationState:
 
     def fork(self, n: int) -> TranslationState:
         """An independent state in which every row stands n times."""
-        rows = torch.arange(len(self.lengths), device=self.lengths.device)
-        return self.select(rows.repeat_interleave(n))
+        return forked(self, n)
 
 
 class Translator:

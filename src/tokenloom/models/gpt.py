@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.lean import LeanStep
-from tokenloom.models.protocols import State
+from tokenloom.models.protocols import State, forked
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.initialise import (
@@ -285,8 +285,7 @@ class GPTState:
 
     def fork(self, n: int) -> GPTState:
         """An independent state in which every row stands n times."""
-        rows = torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(n)
-        return self.select(rows)
+        return forked(self, n)
 
     def require_fresh(self) -> None:
         """Raises ValueError when this state has been fed, and so belongs to the state that came of it."""

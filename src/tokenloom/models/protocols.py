@@ -5,7 +5,7 @@ them answer the same question: given some more tokens, what are the log-probabil
 """
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ class State(Protocol):
     def fork(self, n: int) -> Self:
         """A new, independent state in which every row stands n times in a row: a a b b for rows a b and n = 2."""
         ...
+
+
+OneState = TypeVar("OneState", bound=State)
+
+
+def forked(state: OneState, n: int) -> OneState:
+    """What `fork` gives for a state whose rows can be selected: every row n times in a row."""
+    return state.select(torch.arange(len(state.lengths), device=state.lengths.device).repeat_interleave(n))
 
 
 class StepModel(Protocol):

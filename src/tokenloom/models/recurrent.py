@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.protocols import State
+from tokenloom.models.protocols import State, forked
 from tokenloom.nn.initialise import Table, constant, framework_linear, initialise, normal, normal_by_inputs
 from tokenloom.nn.recurrent import CELLS, Recurrent, counted_through, fresh_state, through
 from tokenloom.nn.taps import Taps
@@ -155,8 +155,7 @@ class RecurrentState:
 
     def fork(self, n: int) -> RecurrentState:
         """A state in which every row stands n times."""
-        rows = torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(n)
-        return self.select(rows)
+        return forked(self, n)
 
 
 def _table(config: RecurrentConfig) -> Table:

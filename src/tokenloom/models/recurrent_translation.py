@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.protocols import State
+from tokenloom.models.protocols import State, forked
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import MemoryCache
 from tokenloom.nn.initialise import Table, constant, initialise, normal, normal_by_inputs
@@ -185,8 +185,7 @@ class RecurrentState:
 
     def fork(self, n: int) -> RecurrentState:
         """An independent state in which every row stands n times."""
-        rows = torch.arange(len(self.lengths), device=self.lengths.device)
-        return self.select(rows.repeat_interleave(n))
+        return forked(self, n)
 
 
 class RecurrentSteps:

@@ -255,28 +255,6 @@ class FillMask(EncodesText):
 
     # For the equality kit.
 
-    paths: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (
-                "batch = single",
-                "padded left = unpadded",
-                "padded right = unpadded",
-                "packed = alone",
-                "fused = explicit",
-                "accumulated = whole",
-                "2 processes = 1",
-                "resumed = straight",
-                "compiled = eager",
-                "saved = loaded",
-            ),
-            "",
-        ),
-        **dict.fromkeys(
-            ("cached = uncached", "selected = alone", "streamed = whole"),
-            "an encoder reads a text at once, and nothing grows step by step",
-        ),
-    }
-
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:
         text = folder / "rhyme.txt"

@@ -353,25 +353,8 @@ class TextClassification(EncodesText):
     # For the equality kit.
 
     paths: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (
-                "batch = single",
-                "padded left = unpadded",
-                "padded right = unpadded",
-                "fused = explicit",
-                "accumulated = whole",
-                "2 processes = 1",
-                "resumed = straight",
-                "compiled = eager",
-                "saved = loaded",
-            ),
-            "",
-        ),
+        **EncodesText.paths,
         "packed = alone": "a row has one label, so that it cannot hold several texts",
-        **dict.fromkeys(
-            ("cached = uncached", "selected = alone", "streamed = whole"),
-            "a text is read at once, and nothing grows step by step",
-        ),
     }
 
     @classmethod

@@ -24,6 +24,7 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.protocols import StepModel
 from tokenloom.tasks.frame.base import Example, Material, Measured
+from tokenloom.tasks.frame.paths import every_path
 from tokenloom.tasks.text.baseline import ngram_baseline
 from tokenloom.tasks.text.continuing import ContinuesText
 from tokenloom.tasks.text.kinds.table import MODELS, kind_of, refuse_idle
@@ -41,7 +42,7 @@ from tokenloom.tasks.text.measuring import (
 from tokenloom.tasks.text.settings import TextGenerationSettings
 from tokenloom.tasks.text.tokenised import kept_baseline, refuse_inert, report_of, tokenizer_of
 from tokenloom.tokens.base import END, UNKNOWN, TextTokenizer
-from tokenloom.tokens.text import choose_tokenizer, load_tokenizer
+from tokenloom.tokens.text import choose_tokenizer, load_own_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate
@@ -353,31 +354,11 @@ class TextGeneration(ContinuesText):
         return {"tokenizer": self.tokenizer.fingerprint()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        path = folder / "tokenizer.json"
-        self._tokenizer = load_tokenizer(path)
-        if self._tokenizer.fingerprint() != kept.get("tokenizer"):
-            raise UserError(f"{path}: not the tokeniser that this run was trained with")
+        self._tokenizer = load_own_tokenizer(folder / "tokenizer.json", kept.get("tokenizer"))
 
     # For the equality kit.
 
-    paths: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "batch = single",
-            "padded left = unpadded",
-            "padded right = unpadded",
-            "packed = alone",
-            "cached = uncached",
-            "selected = alone",
-            "fused = explicit",
-            "accumulated = whole",
-            "2 processes = 1",
-            "resumed = straight",
-            "compiled = eager",
-            "saved = loaded",
-            "streamed = whole",
-        ),
-        "",
-    )
+    paths: ClassVar[Mapping[str, str]] = every_path()
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:

@@ -32,10 +32,10 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.tagger import CountTagger
 from tokenloom.tasks.frame.base import Example, Material, Show
+from tokenloom.tasks.labels.measures import ByClass
 from tokenloom.tasks.text.encoded import EncoderSettings, EncodesText
 from tokenloom.tasks.text.tagging import (
     Encoded,
-    Scores,
     count_labels,
     encoded_window,
     label_parts,
@@ -245,19 +245,17 @@ class TokenClassification(EncodesText):
         loss = totals["loss"]
         names = [name for group, _ in self._groups() for name in group]
         names += [SPANS] * (f"right/{SPANS}" in totals)
-        scores = {name: Scores(*(totals[f"{what}/{name}"].total for what in COUNTS)) for name in names}
-        right = sum(scores[name].right for name in self.label_names)
-        seen = [scores[name].f1 for name in self.label_names if scores[name].predicted or scores[name].there]
+        counts = [np.array([round(totals[f"{what}/{name}"].total) for name in names]) for what in COUNTS]
+        scores, labels = ByClass(*counts), ByClass(*(count[: len(self.label_names)] for count in counts))
         metrics = {
             "loss": loss.value,
             "interval": loss.interval(),
-            "accuracy": right / loss.count if loss.count else math.nan,
-            "macro_f1": sum(seen) / len(seen) if seen else math.nan,
+            "accuracy": float(labels.right.sum()) / loss.count if loss.count else math.nan,
+            "macro_f1": labels.macro_f1,
             "words": loss.count,
         }
-        for name, score in scores.items():
-            by_name = {"precision": score.precision, "recall": score.recall, "f1": score.f1, "there": score.there}
-            metrics |= {f"{what}/{name}": value for what, value in by_name.items()}
+        for what in ("precision", "recall", "f1", "there"):
+            metrics |= {f"{what}/{name}": float(v) for name, v in zip(names, getattr(scores, what), strict=True)}
         return metrics
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
@@ -381,28 +379,6 @@ class TokenClassification(EncodesText):
         self.label_names = labels
 
     # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (
-                "batch = single",
-                "padded left = unpadded",
-                "padded right = unpadded",
-                "packed = alone",
-                "fused = explicit",
-                "accumulated = whole",
-                "2 processes = 1",
-                "resumed = straight",
-                "compiled = eager",
-                "saved = loaded",
-            ),
-            "",
-        ),
-        **dict.fromkeys(
-            ("cached = uncached", "selected = alone", "streamed = whole"),
-            "an encoder reads a sentence at once, and nothing grows step by step",
-        ),
-    }
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:

@@ -32,6 +32,7 @@ from tokenloom.models.encoder_decoder import STYLES, EncoderDecoder, EncoderDeco
 from tokenloom.models.protocols import StepModel
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
 from tokenloom.tasks.frame.base import Example, Material
+from tokenloom.tasks.frame.paths import every_path
 from tokenloom.tasks.frame.sizes import dial
 from tokenloom.tasks.text.bleu import MISSING, corpus_scores
 from tokenloom.tasks.text.pair_baseline import pair_baseline
@@ -45,7 +46,7 @@ from tokenloom.tasks.text.pair_settings import (
 )
 from tokenloom.tasks.text.translating import Translates
 from tokenloom.tokens.base import END, UNKNOWN, Ids, TextTokenizer
-from tokenloom.tokens.text import choose_tokenizer, load_tokenizer
+from tokenloom.tokens.text import choose_tokenizer, load_own_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
@@ -347,38 +348,19 @@ class Translation(Translates):
         return {name: tokenizer.fingerprint() for name, tokenizer in parts.items()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        found = []
-        for name, fingerprint in kept.items():
-            path = folder / f"{name}.json"
-            found.append(load_tokenizer(path))
-            if found[-1].fingerprint() != fingerprint:
-                raise UserError(f"{path}: not the tokeniser that this run was trained with")
+        found = [load_own_tokenizer(folder / f"{name}.json", fingerprint) for name, fingerprint in kept.items()]
         if not found:
             raise UserError(f"{folder}: its config names no tokeniser")
         self._tokenizers = (found[0], found[-1])
 
     # For the equality kit.
 
-    paths: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (
-                "batch = single",
-                "padded left = unpadded",
-                "padded right = unpadded",
-                "cached = uncached",
-                "selected = alone",
-                "fused = explicit",
-                "accumulated = whole",
-                "2 processes = 1",
-                "resumed = straight",
-                "compiled = eager",
-                "saved = loaded",
-            ),
-            "",
-        ),
-        "packed = alone": "each target has a source of its own beside it",
-        "streamed = whole": "a translation is given as a whole",
-    }
+    paths: ClassVar[Mapping[str, str]] = every_path(
+        {
+            "packed = alone": "each target has a source of its own beside it",
+            "streamed = whole": "a translation is given as a whole",
+        }
+    )
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:

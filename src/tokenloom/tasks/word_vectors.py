@@ -21,6 +21,7 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.word_vectors import WordVectors
 from tokenloom.tasks.frame.base import Example, Material, Show, Task
+from tokenloom.tasks.frame.paths import STEPWISE, every_path
 from tokenloom.tasks.words.agreement import agreement
 from tokenloom.tasks.words.draws import Draws, keep_probability, negative_distribution
 from tokenloom.tasks.words.uses import (
@@ -345,21 +346,15 @@ class WordVectorTask(Task):
 
     # For the equality kit.
 
-    paths: ClassVar[Mapping[str, str]] = {
-        "batch = single": "",
-        "padded left = unpadded": "rows are padded where words are left out, before windows are made",
-        "padded right = unpadded": "rows are padded where words are left out, before windows are made",
-        "packed = alone": "rows are cut from one run of documents, which keep apart by themselves",
-        "cached = uncached": "does not generate",
-        "selected = alone": "does not generate",
-        "fused = explicit": "has no attention",
-        "accumulated = whole": "",
-        "2 processes = 1": "",
-        "resumed = straight": "",
-        "compiled = eager": "",
-        "saved = loaded": "",
-        "streamed = whole": "does not generate",
-    }
+    paths: ClassVar[Mapping[str, str]] = every_path(
+        {
+            "padded left = unpadded": "rows are padded where words are left out, before windows are made",
+            "padded right = unpadded": "rows are padded where words are left out, before windows are made",
+            "packed = alone": "rows are cut from one run of documents, which keep apart by themselves",
+            "fused = explicit": "has no attention",
+            **dict.fromkeys(STEPWISE, "does not generate"),
+        }
+    )
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:

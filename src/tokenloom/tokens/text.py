@@ -172,6 +172,14 @@ class Words(TextTokenizer):
         return cls(words, specials)
 
 
+def load_own_tokenizer(path: str | os.PathLike[str], fingerprint: object) -> TextTokenizer:
+    """The tokeniser of a run, which keeps its fingerprint. Raises UserError as `load_tokenizer`, and for another."""
+    tokenizer = load_tokenizer(path)
+    if tokenizer.fingerprint() != fingerprint:
+        raise UserError(f"{path}: not the tokeniser that this run was trained with")
+    return tokenizer
+
+
 def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
     """Read a tokeniser that `save` wrote.
 

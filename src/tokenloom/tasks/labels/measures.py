@@ -30,24 +30,38 @@ def confusion(truth: Ints, predicted: Ints, classes: int) -> Ints:
 class ByClass:
     """Precision = right / predicted, recall = right / there, F1 = 2 right / (predicted + there), each (classes,).
 
-    support: how many there are. What would be 0 / 0 is 0.
+    What would be 0 / 0 is 0.
     """
 
-    precision: Floats
-    recall: Floats
-    f1: Floats
-    support: Ints
+    right: Ints
+    predicted: Ints
+    there: Ints
 
     @classmethod
     def of(cls, matrix: Ints) -> ByClass:
         """From a confusion matrix."""
-        right, there, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-        return cls(_share(right, predicted), _share(right, there), _share(2 * right, predicted + there), there)
+        return cls(np.diag(matrix), matrix.sum(0), matrix.sum(1))
+
+    @property
+    def precision(self) -> Floats:
+        """How many of the predicted are right."""
+        return _share(self.right, self.predicted)
+
+    @property
+    def recall(self) -> Floats:
+        """How many of those that are there are found."""
+        return _share(self.right, self.there)
+
+    @property
+    def f1(self) -> Floats:
+        """The harmonic mean of both."""
+        return _share(2 * self.right, self.predicted + self.there)
 
     @property
     def macro_f1(self) -> float:
-        """The mean F1 of the classes that are there or are predicted."""
-        return float(self.f1[(self.support > 0) | (self.precision > 0) | (self.f1 > 0)].mean())
+        """The mean F1 of the classes that are there or are predicted; NaN when none is."""
+        seen = (self.there > 0) | (self.predicted > 0)
+        return float(self.f1[seen].mean()) if seen.any() else math.nan
 
 
 def _share(part: Ints, whole: Ints) -> Floats:
@@ -78,7 +92,7 @@ def calibration_error(rows: list[dict[str, float]]) -> float:
 def class_rows(matrix: Ints, classes: list[str]) -> list[dict[str, Any]]:
     """Precision, recall, F1 and support, a row a class."""
     m = ByClass.of(matrix)
-    columns = zip(classes, m.precision, m.recall, m.f1, m.support, strict=True)
+    columns = zip(classes, m.precision, m.recall, m.f1, m.there, strict=True)
     return [
         {"class": name, "precision": float(p), "recall": float(r), "f1": float(f), "support": int(n)}
         for name, p, r, f, n in columns

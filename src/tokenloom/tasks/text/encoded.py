@@ -21,9 +21,10 @@ from tokenloom.models.encoder import Encoder, EncoderConfig
 from tokenloom.models.gpt import STYLES
 from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.frame.flat import nearest
+from tokenloom.tasks.frame.paths import STEPWISE, every_path
 from tokenloom.tasks.frame.sizes import dial
 from tokenloom.tokens.base import TextTokenizer
-from tokenloom.tokens.text import choose_tokenizer, load_tokenizer
+from tokenloom.tokens.text import choose_tokenizer, load_own_tokenizer
 from tokenloom.training.settings import option
 
 CLASS, MASK = "class", "mask"
@@ -182,7 +183,10 @@ class EncodesText(Task):
         return {"tokenizer": self.tokenizer.fingerprint()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        path = folder / "tokenizer.json"
-        self._tokenizer = load_tokenizer(path)
-        if self._tokenizer.fingerprint() != kept.get("tokenizer"):
-            raise UserError(f"{path}: not the tokeniser that this run was trained with")
+        self._tokenizer = load_own_tokenizer(folder / "tokenizer.json", kept.get("tokenizer"))
+
+    # For the equality kit.
+
+    paths: ClassVar[Mapping[str, str]] = every_path(
+        dict.fromkeys(STEPWISE, "an encoder reads a text at once, and nothing grows step by step")
+    )

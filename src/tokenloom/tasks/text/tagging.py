@@ -61,31 +61,6 @@ def count_labels(truth: Tensor, predicted: Tensor, labels: int) -> tuple[Tensor,
     return count(truth, counted & (truth == predicted)), count(predicted, counted), count(truth, counted)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Precision = right / predicted, recall = right / there, F1 = 2 · right / (predicted + there); 0 for 0 / 0."""
-
-    right: float
-    predicted: float
-    there: float
-
-    @property
-    def precision(self) -> float:
-        """How many of the predicted are right."""
-        return self.right / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        """How many of those that are there are found."""
-        return self.right / self.there if self.there else 0.0
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of both."""
-        both = self.predicted + self.there
-        return 2 * self.right / both if both else 0.0
-
-
 def label_parts(labels: Sequence[str]) -> list[tuple[list[str], list[int]]]:
     """Where every label is made of as many parts with "|" between them: for each part, its values and which of them
     each label has."""

@@ -7,11 +7,10 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN, STDIN, leads, whole_number
 from tokenloom.errors import UserError
@@ -76,6 +75,11 @@ def _one_line(error: CycloptsError) -> str:
         text = f"one word too many: {' '.join(map(repr, error.unused_tokens or []))}"
     else:
         text = " ".join(str(error).split())
+    if isinstance(error, UnknownOptionError) and (error.command_chain or ()) == ("train",):
+        from tokenloom.cli.options import tasks_with
+
+        if tasks := tasks_with(error.token.keyword or ""):
+            text = f"{error.token.keyword} is an option of {' and '.join(f'--task {name}' for name in tasks)}"
     return f"{text} (see {' '.join(['tokenloom', *(error.command_chain or ())])} --help)"
 
 
@@ -148,11 +152,10 @@ def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
         "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
     }
     others = ("train", "info", "plan", "evaluate", "compare", "models", "data", *verbs)
-    if command is not None and command not in others and rest and (Path(rest[0]) / "config.json").is_file():
-        from tokenloom.cli.options import task_of_run
+    if command is not None and command not in others and rest:
+        from tokenloom.cli.options import is_verb
 
-        with suppress(UserError):
-            task_of_run(rest, command)
+        if is_verb(command, rest):
             verbs[command] = f"{command.capitalize()} with RUN."
     return verbs
 

@@ -105,6 +105,24 @@ def task_of_run(tokens: list[str], verb: str) -> type[Task] | None:
     return task
 
 
+def is_verb(verb: str, tokens: list[str]) -> bool:
+    """Whether a word is a use of some task, or of that of the run in a command line, which may be the user's own."""
+    if any(verb in task.uses for task in _all_tasks()):
+        return True
+    try:
+        return task_of_run(tokens, verb) is not None
+    except UserError:
+        return False
+
+
+def tasks_with(flag: str) -> list[str]:
+    """The tasks that have an option of that name."""
+    from tokenloom.tasks.frame.flat import options
+
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    return [task.name for task in _all_tasks() if name in {option.name for option in options(task.Settings)}]
+
+
 def task_measured(tokens: list[str]) -> list[type[Task]]:
     """The task of the run that is measured; without a run, all that have options for it."""
     from tokenloom.tasks.frame.registry import find_task

@@ -62,6 +62,8 @@ def split_labelled(
         parts = _groups(data, data.holdout, notes)
     else:
         parts = _stratified(data, fraction, seed, notes)
+    if not parts.training.items:
+        raise UserError(f"{data.name}: every text stands in the validation data too; none is left to train on")
     if len(parts.classes) < 2:
         raise UserError(f"{data.name}: all samples to train on have the label {some(parts.classes)!r}: two are needed")
     if not parts.validation.items:

@@ -40,22 +40,25 @@ class RowSorter:
     column: str | None
     newlines: Newlines
     found: int = 0
+    textless: int = 0
     left_out: dict[str, _LeftOut] = field(default_factory=dict)
 
     def take(self, row: int, value: object) -> Iterator[Document]:
         """One row's text, or a reason for which it has none."""
         if not isinstance(value, str):
-            self.leave(row, f"with something other than text in {self.column!r}" if self.column else "without text")
+            what = f"with something other than text in {self.column!r}" if self.column else "without text"
+            self.leave(row, what, textless=True)
         elif not value.strip():
-            self.leave(row, "with empty text")
+            self.leave(row, "with empty text", textless=True)
         elif not _encodable(value):
             self.leave(row, "with half of a surrogate pair, which is no character")
         else:
             self.found += 1
             yield Document(f"{self.name}:{row}", fold_newlines(value) if self.newlines == "fold" else value)
 
-    def leave(self, row: int, reason: str) -> None:
-        """A row that is left out, and why."""
+    def leave(self, row: int, reason: str, *, textless: bool = False) -> None:
+        """A row that is left out, and why. textless: since there is no text in it, where it was looked for."""
+        self.textless += textless
         left = self.left_out.setdefault(reason, _LeftOut())
         left.count += 1
         if len(left.rows) < _SHOWN:
@@ -68,7 +71,10 @@ class RowSorter:
             seen = sum(left.count for left in self.left_out.values())
             if not seen:
                 raise Unreadable("has no rows")
-            raise Unreadable(f"no text{where} in any of its {counted(seen, 'row')}; --column NAME takes another")
+            if self.textless == seen:
+                raise Unreadable(f"no text{where} in any of its {counted(seen, 'row')}; --column NAME takes another")
+            why = ", ".join(f"{counted(left.count, 'row')} {reason}" for reason, left in self.left_out.items())
+            raise Unreadable(f"none of its rows can be used: {why}")
         for reason, left in self.left_out.items():
             more = f" and {left.count - _SHOWN:,} more" if left.count > _SHOWN else ""
             notes.append(f"left out {counted(left.count, 'row')} {reason}: {some(left.rows)}{more}")
@@ -101,7 +107,7 @@ def json_documents(
         elif column in row:
             yield from sorter.take(number, row[column])
         else:
-            sorter.leave(number, f"without {column!r}")
+            sorter.leave(number, f"without {column!r}", textless=True)
     sorter.finish(notes)
 
 

@@ -302,8 +302,13 @@ class TextClassification(EncodesText):
     # Use.
 
     def predict(self, texts: str | Sequence[str]) -> list[dict[str, Any]]:
-        """For each text its likeliest label, and the probability of each label, the likeliest first."""
+        """For each text its likeliest label, and the probability of each label, the likeliest first.
+
+        Raises UserError for a text with nothing in it. Of one longer than the context the beginning is read.
+        """
         texts = [texts] if isinstance(texts, str) else list(texts)
+        if (empty := next((place for place, text in enumerate(texts, start=1) if not text.strip()), None)) is not None:
+            raise UserError(f"text {empty}: is empty: there is nothing to label")
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         answers: list[dict[str, Any]] = [{} for _ in texts]
         for start in range(0, len(order), 64):
@@ -336,7 +341,22 @@ class TextClassification(EncodesText):
                 for text, answer in zip(texts, found, strict=True)
             ]
             show(plain_table(rows, ["label", "probability", "text"]) + "\n")
-        return {"predictions": [{"text": text, **answer} for text, answer in zip(texts, found, strict=True)]}
+        predictions = [{"text": text, **answer} for text, answer in zip(texts, found, strict=True)]
+        return {"predictions": predictions, "notes": self._noticed(texts)}
+
+    def _noticed(self, texts: Sequence[str]) -> list[str]:
+        """What a user should know of texts that were labelled: which were cut, and what the model does not know."""
+        notes = []
+        if not self.counted:
+            lengths = [len(row) for row in self.tokenizer.encode_all(texts)]
+            cut = [place for place, length in enumerate(lengths, start=1) if length > self.context - 1]
+            if cut:
+                what = counted(len(cut), "text")
+                notes.append(f"the model reads the first {self.context - 1} tokens; {what} cut: {some(cut)}")
+        unknown = sorted({what for text in texts for what in self.tokenizer.unseen(text)})
+        if unknown:
+            notes.append(f"the model does not know {some(unknown)}")
+        return notes
 
     # The run.
 

@@ -146,7 +146,7 @@ class EncodesText(Task):
     def adopt(self, origin: Task) -> None:
         if not isinstance(origin, EncodesText):
             raise UserError(f"--init: a {origin.name} run has no encoder, which {self.name} needs")
-        s, plain = self.settings, EncoderSettings()
+        s, plain = self.settings, self.Settings()
         kind, specials = origin.tokenizer.kind, len(origin.tokenizer.specials)
         theirs = {name: getattr(origin.settings, name) for name in ("size", "style", *SIZES)}
         told = {**theirs, "tokenizer": kind, "vocab": origin.tokenizer.vocab - specials}

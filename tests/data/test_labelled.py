@@ -129,7 +129,7 @@ def test_other_encodings_and_gzip(tmp_path: Path) -> None:
         ),
         ("text,label,label\na,x,y\n", {}, "has 2 columns called 'label'"),
         ('text,label\n"a,x\n', {}, "a quote is not closed"),
-        ("text,label\na,\nb, \n", {}, "no text in 'text' in any of its 2 rows"),
+        ("text,label\na,\nb, \n", {}, "none of its rows can be used: 2 rows with an empty label in 'label'"),
         ("", {}, "empty (0 bytes)"),
     ],
 )

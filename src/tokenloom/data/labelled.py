@@ -73,12 +73,14 @@ class LabelledData(DataSet):
 class LabelColumns:
     """Where text and label stand in a table: names of columns, or numbers from 1 in one without a header.
 
-    What is None is guessed, and the guess noted. header: whether the first row names the columns.
+    What is None is guessed, and the guess noted. header: whether the first row names the columns. texts: the names by
+    which the column of texts is known; other data (paths of pictures) go by other names.
     """
 
     text: str | None = None
     label: str | None = None
     header: bool | None = None
+    texts: tuple[str, ...] = TEXTS
 
 
 def read_labelled(source: str, *, columns: LabelColumns | None = None, encoding: str = "utf-8") -> LabelledData:
@@ -299,7 +301,7 @@ def _has_header(first: list[str], body: list[tuple[int, list[str]]], columns: La
     given = [name for name in (columns.text, columns.label) if name is not None]
     if given:
         return any(name in first for name in given) or not all(name.isdecimal() for name in given)
-    if _called(TEXTS, first) or _called(LABELS, first):
+    if _called(columns.texts, first) or _called(LABELS, first):
         return True
     again = {cell.strip() for _, cells in body for cell in cells if cell.strip()}
     if any(len(cell.split()) > _TITLE_WORDS for cell in first) or again.intersection(first):
@@ -326,7 +328,7 @@ def _columns(
     text, label = columns.text, columns.label
     others = [title for title in titles if title not in (text, label)]
     if text is None:
-        text = _called(TEXTS, others)
+        text = _called(columns.texts, others)
     if label is None:
         label = _called(LABELS, [title for title in others if title != text])
     if text is None:

@@ -1,0 +1,287 @@
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tokenloom.data import picture_decoding
+from tokenloom.data.builtin.pictures import idx
+from tokenloom.data.picture_files import PictureForm, decode, refitted
+from tokenloom.data.pictures import looks_like_pictures, read_pictures
+from tokenloom.data.unicode import Unreadable
+from tokenloom.errors import UserError
+
+COLOUR = PictureForm((4, 6), "colour")
+GREY = PictureForm((4, 6), "grey")
+
+
+def greys() -> np.ndarray:
+    """24 different greys, 4 high and 6 wide: nothing that is turned or mirrored looks the same."""
+    return (np.arange(24, dtype=np.uint8) * 10).reshape(4, 6)
+
+
+def saved(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **how)
+    return out.getvalue()
+
+
+# Orientation tag → what has to be done to the upright picture to get what such a file stores.
+STORED = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.T,
+    6: lambda a: a.T[::-1],
+    7: lambda a: a.T[::-1, ::-1],
+    8: lambda a: a.T[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("tag", STORED)
+def test_every_orientation_is_brought_upright(tag: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    stored = Image.fromarray(np.ascontiguousarray(STORED[tag](greys())))
+    np.testing.assert_array_equal(decode(saved(stored, exif=exif), GREY), greys()[None])
+
+
+def kinds() -> dict[str, bytes]:
+    grey = Image.fromarray(greys())
+    with_alpha = Image.merge("LA", (grey, Image.new("L", grey.size, 255)))
+    palette = grey.convert("P")
+    wide = Image.fromarray(greys().astype(np.uint16) * 257)
+    return {
+        "L": saved(grey),
+        "LA": saved(with_alpha),
+        "RGB": saved(grey.convert("RGB")),
+        "RGBA": saved(grey.convert("RGBA")),
+        "P": saved(palette),
+        "P with alpha": saved(palette, transparency=bytes([255] * 256)),
+        "CMYK": saved(grey.convert("RGB").convert("CMYK"), "TIFF"),
+        "16 bits": saved(wide),
+        "16 bits, TIFF": saved(wide, "TIFF"),
+        "0 … 1": saved(Image.fromarray((greys() / np.float32(255)).astype(np.float32)), "TIFF"),
+        "GIF": saved(grey, "GIF"),
+        "BMP": saved(grey, "BMP"),
+        "WebP": saved(grey.convert("RGB"), "WEBP", lossless=True),
+        "PGM": saved(grey, "PPM"),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_mode_gives_the_same_picture(kind: str) -> None:
+    np.testing.assert_array_equal(decode(kinds()[kind], GREY), greys()[None])
+    np.testing.assert_array_equal(decode(kinds()[kind], COLOUR), greys()[None].repeat(3, 0))
+
+
+def test_one_bit_pictures_are_black_and_white() -> None:
+    bits = greys() > 100
+    np.testing.assert_array_equal(decode(saved(Image.fromarray(bits)), GREY)[0], bits * 255)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_alpha_shows_the_background(mode: str) -> None:
+    """A red picture, half of it half-transparent: 0.5 · red + 0.5 · background."""
+    image = Image.new("RGBA", (6, 4), (255, 0, 0, 255))
+    image.paste((255, 0, 0, 128), (3, 0, 6, 4))
+    raw = saved(image.convert(mode), "TIFF" if mode == "PA" else "PNG")
+    seen = decode(raw, PictureForm((4, 6), "colour", background="#0000ff"))
+    solid = 76 if mode == "LA" else 255  # The grey of red.
+    assert seen[0, 0, 0] == solid
+    assert seen[0, 0, 5] == pytest.approx(solid * 128 / 255, abs=1)
+    assert seen[2, 0, 5] == pytest.approx(127 + (38 if mode == "LA" else 0), abs=1)
+
+
+def test_a_colour_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(saved(Image.fromarray(greys())))
+    with pytest.raises(UserError, match="--background whyte"):
+        read_pictures(str(tmp_path), PictureForm(background="whyte"))
+
+
+def test_other_shapes_are_cut_padded_or_stretched() -> None:
+    """Black, white, black, each 2 × 2, side by side."""
+    stripes = np.zeros((2, 6), np.uint8)
+    stripes[:, 2:4] = 255
+    raw = saved(Image.fromarray(stripes))
+    assert (decode(raw, PictureForm((2, 2), "grey")) == 255).all()
+    padded = decode(raw, PictureForm((6, 6), "grey", "pad", background="#808080"))[0]
+    np.testing.assert_array_equal(padded[2:4], stripes)
+    assert (np.delete(padded, (2, 3), axis=0) == 128).all()
+    np.testing.assert_array_equal(decode(raw, PictureForm((1, 6), "grey", "stretch"))[0], stripes[:1])
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes whose head asks for side² pixels."""
+    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def broken() -> dict[str, tuple[bytes, str]]:
+    whole = saved(Image.fromarray(greys()).resize((60, 40)), "JPEG")
+    return {
+        "cut.jpg": (whole[: len(whole) // 2], "damaged"),
+        "empty.png": (b"", "empty"),
+        "page.jpg": (b"<!DOCTYPE html><html></html>", "web page"),
+        "bomb.png": (bomb(20_000), "400 million|--limit"),
+        "huge.png": (bomb(60_000), "--limit"),
+        "noise.png": (bytes(range(256)), "no picture of a known kind"),
+        "cut.png": (saved(Image.fromarray(greys()).resize((60, 40)))[:90], "damaged"),
+        "depth.tif": (saved(Image.fromarray(np.full((4, 6), 7.5, np.float32)), "TIFF"), "0 to 1"),
+    }
+
+
+@pytest.mark.parametrize("name", broken())
+def test_broken_files_say_why(name: str) -> None:
+    raw, words = broken()[name]
+    with pytest.raises(Unreadable, match=words):
+        decode(raw, GREY)
+
+
+def test_a_limit_can_be_raised() -> None:
+    raw = saved(Image.fromarray(greys()))
+    with pytest.raises(Unreadable, match="6 × 4"):
+        decode(raw, PictureForm((4, 6), "grey", limit=23))
+    np.testing.assert_array_equal(decode(raw, PictureForm((4, 6), "grey", limit=24)), greys()[None])
+
+
+def folder_of(root: Path, **classes: int) -> Path:
+    """So many pictures a class, all different."""
+    for label, n in classes.items():
+        (root / label).mkdir(parents=True)
+        for number in range(n):
+            seen = greys() + len(label) * 7 + number
+            (root / label / f"{number}.png").write_bytes(saved(Image.fromarray(seen.astype(np.uint8))))
+    return root
+
+
+def test_a_folder_a_class(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "fruit", pear=3, apple=2, none=0)
+    (root / ".hidden.png").write_bytes(b"")
+    (root / "pear" / "readme.txt").write_text("hello")
+    (root / "loose.png").write_bytes(saved(Image.fromarray(greys())))
+    data = read_pictures(str(root))
+    assert data.classes == ["apple", "none", "pear"]
+    assert data.labels.tolist() == [0, 0, 2, 2, 2]
+    assert list(data.ids) == ["apple/0.png", "apple/1.png", "pear/0.png", "pear/1.png", "pear/2.png"]
+    assert data.form == GREY
+    np.testing.assert_array_equal(data.pixels[3, 0], greys() + 29)
+    assert data.skipped == [(".hidden.png", "hidden"), ("pear/readme.txt", "no picture (.txt)")]
+    assert "loose.png" in data.notes[0]
+    assert "none" in data.notes[1]
+    assert looks_like_pictures(str(root)) == "a folder of pictures"
+
+
+def test_broken_pictures_are_named_and_left_out_only_when_asked(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "mixed", a=2, b=2, c=2)
+    for name, (raw, _) in broken().items():
+        (root / "b" / name).write_bytes(raw)
+    for whole in ("0.png", "1.png"):
+        (root / "b" / whole).unlink()
+    with pytest.raises(UserError, match=r"8 of 12 pictures cannot be read: b/bomb.png \(.*and 3 more.*--skip-broken"):
+        read_pictures(str(root))
+    data = read_pictures(str(root), skip_broken=True)
+    assert sorted(name for name, _ in data.skipped) == sorted(f"b/{name}" for name in broken())
+    # The class is empty then, and the numbers of the others stay.
+    assert data.labels.tolist() == [0, 0, 2, 2]
+    assert any("'b'" in note or ": b" in note for note in data.notes)
+
+
+def test_all_broken_is_refused_even_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"no")
+    with pytest.raises(UserError, match="1 of 1 picture"):
+        read_pictures(str(tmp_path), skip_broken=True)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_a_table_of_paths_and_labels(tmp_path: Path, ending: str) -> None:
+    folder_of(tmp_path, p=3)
+    rows = [("p/0.png", "x"), ("p/1.png", "y"), ("p/2.png", "x"), ("p/2.png", "x"), ("p/0.png", "y")]
+    if ending == "jsonl":
+        lines = [f'{{"file_name": "{path}", "label": "{label}"}}' for path, label in rows]
+    else:
+        mark = "," if ending == "csv" else "\t"
+        lines = [mark.join(row) for row in [("file_name", "label"), *rows]]
+    table = tmp_path / f"list.{ending}"
+    table.write_text("\n".join(lines) + "\n")
+    data = read_pictures(str(table))
+    assert list(data.ids) == ["p/0.png", "p/1.png", "p/2.png", "p/0.png (y)"]
+    assert data.labels.tolist() == [0, 1, 0, 1]
+    assert any("1 row" in note for note in data.notes)
+    with (table).open("a") as file:
+        file.write(lines[-1].replace("p/0", "p/9") + "\n")
+    with pytest.raises(UserError, match=r"1 of 5 pictures cannot be read: p/9.png \(cannot be read: No such file"):
+        read_pictures(str(table))
+
+
+def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
+    for number in range(3):
+        colour = Image.new("RGB", (200 + number, 100), (number * 100, 0, 0))
+        (tmp_path / f"{number}.png").write_bytes(saved(colour))
+    data = read_pictures(str(tmp_path))
+    assert (data.classes, data.labels.tolist()) == ([], [-1, -1, -1])
+    assert data.pixels.shape == (3, 3, 64, 64)
+    assert "200 × 100 to 202 × 100 pixels are brought to 64 × 64" in data.notes[0]
+
+
+def test_colour_without_colour_is_grey_and_animations_are_noted(tmp_path: Path) -> None:
+    frames = [Image.fromarray(greys() + n).convert("RGB") for n in range(3)]
+    frames[0].save(tmp_path / "moving.png", save_all=True, append_images=frames[1:])
+    data = read_pictures(str(tmp_path))
+    np.testing.assert_array_equal(data.pixels, greys()[None, None])
+    assert "grey" in data.notes[0]
+    assert "moving.png" in data.notes[1]
+
+
+def test_parts_are_no_classes(tmp_path: Path) -> None:
+    folder_of(tmp_path / "d", train=1, val=1)
+    with pytest.raises(UserError, match="--validation"):
+        read_pictures(str(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(("name", "words"), [("none", "there is no file"), ("a.txt", "a folder, or from a table")])
+def test_what_holds_no_pictures_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(UserError, match=words):
+        read_pictures(str(tmp_path / name))
+    with pytest.raises(UserError, match="holds no pictures"):
+        read_pictures(str(tmp_path))
+
+
+def test_files_are_decoded_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_decoding, "_WORTH_KEEPING", 1)
+    root = folder_of(tmp_path / "d", a=2, b=1)
+    first = read_pictures(str(root))
+    monkeypatch.setattr(picture_decoding, "_decode", None)
+    again = read_pictures(str(root))
+    np.testing.assert_array_equal(first.pixels, again.pixels)
+    assert (first.form, first.notes, list(first.ids)) == (again.form, again.notes, list(again.ids))
+    monkeypatch.undo()
+    monkeypatch.setenv("TOKENLOOM_CACHE", str(cache))
+    monkeypatch.setattr(picture_decoding, "_WORTH_KEEPING", 1)
+    (root / "a" / "0.png").write_bytes(saved(Image.fromarray(greys()[::-1])))
+    os.utime(root / "a" / "0.png", (1, 1))
+    np.testing.assert_array_equal(read_pictures(str(root)).pixels[0, 0], greys()[::-1])
+
+
+def test_idx_by_hand() -> None:
+    np.testing.assert_array_equal(idx(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 1, 7, 9])), [[7], [9]])
+
+
+def test_digits_are_built_in() -> None:
+    data = read_pictures("digits")
+    assert data.pixels.shape == (1797, 1, 8, 8)
+    assert data.pixels.max() == 255
+    assert np.bincount(data.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    larger = read_pictures("digits", PictureForm((16, 16), "colour"))
+    assert larger.pixels.shape == (1797, 3, 16, 16)
+    np.testing.assert_array_equal(refitted(data.pixels, larger.form)[:9], larger.pixels[:9])

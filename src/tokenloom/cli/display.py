@@ -25,6 +25,7 @@ from tokenloom.training.events import (
     Prepared,
     Resumed,
     Saved,
+    Staged,
     Started,
     Stepped,
 )
@@ -112,6 +113,12 @@ class Display:
 
         self.quiet = quiet
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._told: list[str] = []
+        self._progress: Progress | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know nothing of any training yet."""
         self.speed = Speed()
         self.saved: Saved | None = None
         self._plan: Plan | None = None
@@ -123,8 +130,6 @@ class Display:
         self._best: dict[str, float] = {}
         self._first: Stepped | None = None
         self._last: Stepped | None = None
-        self._told: list[str] = []
-        self._progress: Progress | None = None
         self._bar: Any = None
 
     def __enter__(self) -> Display:
@@ -159,6 +164,8 @@ class Display:
             case Prepared():
                 for text in event.lines:
                     self.line(text)
+            case Staged():
+                self._staged(event)
             case Started():
                 fresh = f"; fresh: {', '.join(event.fresh)}" if event.fresh else ""
                 self.line(field("starts", f"from {event.run}, with {event.taken} tensors of it{fresh}"))
@@ -185,6 +192,13 @@ class Display:
                 self._finished(event)
             case _:
                 pass
+
+    def _staged(self, event: Staged) -> None:
+        """A stage begins, or is over: what was told of the training before it does not belong to the next one."""
+        self._close()
+        kept = f", kept in {event.out}" if event.out is not None else ""
+        self.line(field("stage", f"{event.name} {'is done' if event.over else f'first: {event.task}'}{kept}"))
+        self._forget()
 
     def _counted(self, event: Counted) -> None:
         numbers, size = f"{event.numbers:,} numbers", quantity(event.size, "B")

@@ -89,6 +89,9 @@ class Processes:
     def add_up(self, parameters: Iterable[Tensor]) -> None:
         """Make every gradient the sum over all processes, where that has not happened in the backward pass."""
 
+    def total(self, tensors: Iterable[Tensor]) -> None:
+        """Make each tensor, in place, the sum over all processes."""
+
     def rows(self, tensor: Tensor) -> Tensor:
         """The rows of all processes, one after the other: tensors (n, …) on the CPU, of any n."""
         return tensor
@@ -211,6 +214,10 @@ class Several(Processes):
             *sums, has = torch.split(flat, [*(p.numel() for p in group), len(group)])
             for p, total, count in zip(group, sums, has.tolist(), strict=True):
                 p.grad = total.view_as(p) if count else None
+
+    def total(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.all_reduce(tensor.detach())
 
     def rows(self, tensor: Tensor) -> Tensor:
         raw = self._exchange(tensor.contiguous().numpy().tobytes())

@@ -25,6 +25,16 @@ class Prepared(Event):
 
 
 @dataclass(frozen=True)
+class Staged(Event):
+    """A training that must come before begins: the events that follow are its own, until `over`. out: its run."""
+
+    name: str
+    task: str
+    out: str | None
+    over: bool = False
+
+
+@dataclass(frozen=True)
 class Started(Event):
     """The model has the weights of another run. taken: how many tensors; fresh: those that start anew, by name."""
 

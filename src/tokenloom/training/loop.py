@@ -16,6 +16,7 @@ from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.nn.parts import device_of
+from tokenloom.nn.quantise import move_all
 from tokenloom.training.batches import (
     Batches,
     BatchSource,
@@ -172,6 +173,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        move_all(self.model, processes.total)
         return loss, max(counts.values()), norm, clipped
 
     def _clip(self) -> tuple[float, bool]:

@@ -53,6 +53,14 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A training that comes before: of which task, and with which of its settings, by flat name."""
+
+    task: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a run makes of each validation sample: value = Σ sums / Σ counts, the lower the better.
 
@@ -170,6 +178,16 @@ class Task(ABC):
     def reads(self) -> object:
         """What the outputs of the head stand for, to be compared; None where no other run's head can serve."""
         return None
+
+    # Stages: a task whose tokeniser is learnt in a training of its own lists that training, and is handed its run.
+
+    def stages(self) -> Mapping[str, Stage]:
+        """Trainings on the same data that must come before the data are prepared, by name; none where all is there."""
+        return {}
+
+    def take_stage(self, name: str, trained: Task) -> None:
+        """Take over what a stage has trained. In a dry run its model is fresh: sizes alone can be read from it."""
+        raise ValueError(f"{type(self).__name__} lists the stage {name!r} and does not take it")
 
     # What a task may say.
 

@@ -17,6 +17,7 @@ from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
 from tokenloom.tasks.frame.journal import Journal
 from tokenloom.tasks.frame.registry import find_task, guess_task
 from tokenloom.tasks.frame.runs import RunFolder, draw_curve, findable, task_of
+from tokenloom.tasks.frame.staging import train_stages
 from tokenloom.tasks.frame.starting import freeze_body, origin_of, take_over
 from tokenloom.training.batches import Batches
 from tokenloom.training.checkpoints import (
@@ -72,7 +73,7 @@ class Fitting:
 
     def __iter__(self) -> Iterator[Event]:
         try:
-            yield from self._events()
+            yield from self.events()
         except (UserError, ArithmeticError) as error:
             # All processes have it, and leave together; what is in parts must have gone before.
             self._forget(error)
@@ -88,8 +89,11 @@ class Fitting:
                 traceback.clear_frames(error.__traceback__)
                 error = error.__cause__ or error.__context__  # type: ignore[assignment]
 
-    def _events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[Event]:
+        """What happens, where whoever asks sees to the processes' leaving."""
         processes = self.processes
+        if not (yield from train_stages(self, _begin)):
+            return
         material = processes.in_turn(lambda: self.task.prepare(self.data))
         yield Prepared(material.lines, material.report)
         counted = self._counted(material) if self.task.counted else None

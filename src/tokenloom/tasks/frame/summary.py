@@ -8,11 +8,14 @@ from typing import Any
 from tokenloom.tasks.frame.counting import USED
 from tokenloom.tasks.frame.fitting import Fitting
 from tokenloom.tasks.frame.flat import flatten
-from tokenloom.training.events import Baseline, Counted, Event, Finished, Planned, Saved
+from tokenloom.training.events import Baseline, Counted, Event, Finished, Planned, Saved, Staged
 
 
 def summary(fitting: Fitting, events: list[Event], began: float) -> dict[str, Any]:
     """What `--json` prints of a training."""
+    # What a stage before it had to tell stands in the stage's own run.
+    last = max((place for place, e in enumerate(events) if isinstance(e, Staged)), default=-1)
+    events = events[last + 1 :]
     plan = next((e.plan for e in events if isinstance(e, Planned)), None)
     result: dict[str, Any] = {"task": fitting.name, "out": None if fitting.folder is None else str(fitting.folder.path)}
     if plan is not None:

@@ -30,7 +30,7 @@ from tokenloom.tasks.frame.registry import find_task, task_names
 from tokenloom.training.batches import Batches, Moment
 from tokenloom.training.checkpoints import whole_tensors
 from tokenloom.training.distributed import ALONE, Processes, Several
-from tokenloom.training.events import Finished, Stepped
+from tokenloom.training.events import Finished, Staged, Stepped
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import OptimizerSettings, TrainingSettings
 
@@ -264,8 +264,10 @@ def resumed_straight(s: Subject) -> float:
         out = s.folder / name
         arguments: dict[str, Any] = {**s.example.settings, "steps": STEPS, "threads": 1, "dropout": 0.1}
         fitting = begin(s.example.data, task=s.task.name, out=out, stop=stop, **_known(s.task, arguments))
+        staged = False
         for event in fitting:
-            done += [1] * isinstance(event, Stepped)
+            staged = not event.over if isinstance(event, Staged) else staged
+            done += [1] * (isinstance(event, Stepped) and not staged)
         if stop_at is not None:
             assert isinstance(event, Finished)
             assert event.reason == "interrupt"
@@ -396,6 +398,8 @@ def _looking_at_neighbours(collate: Callable[..., Batch]) -> Callable[..., Batch
         for stream in batch.streams.values():
             if stream.ids is not None and len(stream.ids) > 1:
                 stream.ids = stream.ids.roll(1, 0)
+            if stream.features is not None and len(stream.features) > 1:
+                stream.features = stream.features.roll(1, 0)
         return batch
 
     return wrong

@@ -1,0 +1,350 @@
+"""Make pictures: a decoder paints cell after cell, over the pixels of a palette or over codes that were learnt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tokenloom.data.names import did_you_mean, some
+from tokenloom.data.picture_files import PictureForm, Pixels
+from tokenloom.data.picture_split import PictureReport, PictureSplit
+from tokenloom.data.pictures import PictureData
+from tokenloom.data.samples import Samples
+from tokenloom.decoding import Request, Sampling, generate_all
+from tokenloom.drawing.sheet import draw_sheet
+from tokenloom.errors import UserError
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.image_decoder import Guided, ImageDecoder, ImageDecoderConfig
+from tokenloom.models.protocols import StepModel
+from tokenloom.tasks.frame.base import Example, Material, Show, Stage, Task
+from tokenloom.tasks.frame.paths import every_path
+from tokenloom.tasks.image_codes import ImageCodes
+from tokenloom.tasks.painting import tokenisers
+from tokenloom.tasks.painting.cells import CellSamples, histogram_nats, neighbour_nats
+from tokenloom.tasks.painting.completing import check_whole, read_top, upper_half
+from tokenloom.tasks.painting.reading import read, read_parts
+from tokenloom.tasks.painting.settings import GenerateOptions, ImageGenerationSettings
+from tokenloom.tokens.palette import Palette
+from tokenloom.training.batches import Moment
+from tokenloom.training.events import Baseline
+from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
+
+STAGE = "codes"
+# Cells a step, about, so that a step of pixels costs what one of codes does.
+CELLS = 64 * 49
+# Passes over the pictures: over codes, of which a picture has few; over pixels. At least so many steps.
+CODE_EPOCHS, PIXEL_EPOCHS, LEAST_STEPS = 54, 3, 300
+# Cells that are made at a time, in pictures.
+TOGETHER = 100
+COPIES = 8
+
+
+class ImageGeneration(Task):
+    """Pictures, cell after cell."""
+
+    name = "image-generation"
+    summary = "train a model to make pictures like yours, of a class, or to complete one"
+    Settings = ImageGenerationSettings
+    models: ClassVar[Mapping[str, str]] = {"decoder": "decoder-only transformer that sees the cells above the next one"}
+    uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions}
+    decoded: ClassVar[str] = "cells"
+
+    def __init__(self, settings: ImageGenerationSettings | None = None) -> None:
+        super().__init__(settings)
+        self.classes: list[str] = []
+        self.form = PictureForm()
+        self._tokenizer: tokenisers.PictureTokenizer | None = None
+        self.settings.check()
+
+    @property
+    def tokenizer(self) -> tokenisers.PictureTokenizer:
+        """From pictures to cells and back. Raises UserError before there is one."""
+        if self._tokenizer is None:
+            raise UserError("this image-generation task has no tokeniser yet: train it, or load a run")
+        return self._tokenizer
+
+    @property
+    def lossy(self) -> bool:
+        """Whether cells are codes, which stand for pictures with an error."""
+        return isinstance(self.tokenizer, ImageCodes)
+
+    # The stage before.
+
+    def stages(self) -> Mapping[str, Stage]:
+        s: ImageGenerationSettings = self.settings
+        if s.tokens != "codes" or self._tokenizer is not None:
+            return {}
+        own = {name: getattr(s, name) for name in ("side", "skip_broken", "validation", "holdout", "split")}
+        sizes = {"codes": s.codes, "factor": s.factor, "steps": s.codes_steps}
+        return {STAGE: Stage(ImageCodes.name, {**own, **{k: v for k, v in sizes.items() if v is not None}})}
+
+    def take_stage(self, name: str, trained: Task) -> None:
+        assert isinstance(trained, ImageCodes)
+        self._tokenizer = trained
+
+    # Data.
+
+    def prepare(self, data: str | None) -> Material:
+        assert data is not None
+        s: ImageGenerationSettings = self.settings
+        if self._tokenizer is None and s.tokens not in ("codes", "palette"):
+            self._tokenizer = tokenisers.codes_of_run(s.tokens)
+        if isinstance(self._tokenizer, ImageCodes) and s.side is None:
+            self.form = self._tokenizer.form
+        parts = read_parts(s, data, self.form if self.model_config or self.form.size else None)
+        self.form = parts.training.form
+        check_whole(self._tokenizer, self.form, s.tokens)
+        if self._tokenizer is None:
+            grey = self.form.mode == "grey"
+            self._tokenizer = Palette.learn(parts.training.pixels, s.colours or (16 if grey else 64))
+        if not self.model_config:
+            self.classes = [] if s.unconditional else parts.classes
+            rows, columns = self.tokenizer.grid
+            sizes = {"width": s.width, "depth": s.depth, "heads": s.heads}
+            config = ImageDecoderConfig(
+                self.tokenizer.vocab, rows, columns, len(self.classes), **sizes, dropout=s.dropout
+            )
+            self.model_config = config.as_dict()
+        copies = s.copies or (COPIES if self.lossy else 1)
+        training, held = self._samples(parts.training, copies), self._samples(parts.validation, 1)
+        report = PictureReport.of(parts, self._extra(parts, copies))
+        return Material(training, held, report.lines(), report.as_dict())
+
+    def _samples(self, data: PictureData, copies: int) -> CellSamples:
+        labels = data.labels if self.classes else np.full(len(data), -1)
+        return CellSamples(data.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint(), copies)
+
+    def _extra(self, parts: PictureSplit, copies: int) -> dict[str, str]:
+        rows, columns = self.tokenizer.grid
+        kind = "codes" if self.lossy else "colours of a palette"
+        extra = {"cells": f"{rows} × {columns} a picture, of {self.tokenizer.vocab} {kind}"}
+        if copies > 1:
+            extra["copies"] = f"each picture in {copies} ways: as it is, and turned, moved, scaled and bent a little"
+        return extra
+
+    def samples_of(self, data: str) -> CellSamples:
+        found = read(self.settings, data, self.form)
+        number = {label: n for n, label in enumerate(self.classes)}
+        labels = np.array([number.get(found.classes[n], -1) if n >= 0 else -1 for n in found.labels], dtype=np.int64)
+        return CellSamples(found.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint())
+
+    def save_parts(self, folder: Path) -> dict[str, Any]:
+        kept = tokenisers.save(self.tokenizer, folder)
+        return {**kept, "classes": self.classes, "form": self.form.as_dict()}
+
+    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+        self._tokenizer = tokenisers.read_back(folder, kept)
+        self.classes, self.form = list(kept["classes"]), PictureForm.from_dict(kept["form"])
+
+    # The model and its loss.
+
+    @property
+    def config(self) -> ImageDecoderConfig:
+        """The sizes of the model."""
+        return ImageDecoderConfig(**self.model_config)
+
+    def recipe(self, material: Material) -> dict[str, Any]:
+        batch = max(4, min(64, round(CELLS / self.config.cells)))
+        epoch = -(-len(material.training) // batch)
+        steps = max(LEAST_STEPS, (CODE_EPOCHS if self.lossy else PIXEL_EPOCHS) * epoch)
+        return {"batch": batch, "steps": steps, "decay_share": 1.0}
+
+    def derived(self) -> dict[str, Any]:
+        c = self.config
+        return {"grid": f"{c.rows} × {c.columns}", "cells": c.vocab, "classes": c.classes}
+
+    def build(self, seed: int) -> ImageDecoder:
+        return ImageDecoder(self.config, seed)
+
+    def collate(self, samples: tuple[NDArray[np.int64], NDArray[np.int64]], moment: Moment) -> Batch:
+        ids, labels = samples
+        copy, labels = np.zeros(len(ids), dtype=np.int64), labels.copy()
+        if moment.training:
+            for row in range(len(ids)):
+                random = moment.random(row)
+                copy[row] = random.integers(ids.shape[1])
+                labels[row] = -1 if random.random() < self.settings.class_drop else labels[row]
+        cells = torch.from_numpy(ids[np.arange(len(ids)), copy])
+        starts = torch.from_numpy(np.where(labels < 0, self.config.nothing, self.config.vocab + labels))
+        return Batch({"cells": Stream(ids=torch.cat((starts[:, None], cells[:, :-1]), 1))}, {"loss": cells})
+
+    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        terms: dict[str, Term] = {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
+        return terms
+
+    # Metrics.
+
+    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+        loss, (C, H, W) = totals["loss"].value, self.form.shape
+        bits = loss / math.log(2)
+        return {"loss": loss, "bits_per_cell": bits, "bits_per_dimension": bits * self.config.cells / (C * H * W)}
+
+    def _compared(self, material: Material) -> dict[str, float]:
+        """Counts on the same split, in bits a cell; and the squared error of the cells themselves."""
+        training, held = material.training, material.validation
+        assert isinstance(training, CellSamples)
+        assert isinstance(held, CellSamples)
+        seen, asked, vocab = training.ids[:, 0].astype(np.int64), held.ids[:, 0].astype(np.int64), self.config.vocab
+        back = self.tokenizer.decode(asked)
+        return {
+            "histogram_bits": histogram_nats(seen, asked, vocab) / math.log(2),
+            "neighbour_bits": neighbour_nats(seen, asked, self.tokenizer.grid, vocab) / math.log(2),
+            "squared_error": float(np.square(back / 255.0 - held.pixels / 255.0).mean()),
+        }
+
+    def sum_up(self, material: Material, folder: Path | None) -> dict[str, Any]:
+        if folder is not None:
+            self._draw_example(folder / "pictures.png")
+        return self._compared(material)
+
+    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, Any]:
+        """As every task does; on data of the run's own split with the simple methods beside it."""
+        if samples is not None or data is not None:
+            return super().evaluate(data, batch=batch, samples=samples)
+        material = self.prepare(self.source)
+        return {**super().evaluate(batch=batch, samples=material.validation), **self._compared(material)}
+
+    def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
+        cell = "code" if self.lossy else "pixel"
+        lines = [
+            f"{f'bits a {cell}:':<18} {metrics['bits_per_cell']:.4f} (loss {metrics['loss']:.4f} nats),"
+            f" {metrics['bits_per_dimension']:.4f} a dimension, of pictures that were held out"
+        ]
+        if "neighbour_bits" in metrics:
+            lines.append(
+                f"{'to compare:':<18} {metrics['histogram_bits']:.4f} by how often each {cell} comes,"
+                f" {metrics['neighbour_bits']:.4f} by counts of four neighbours"
+            )
+            what = "what the codes lose; bits and error belong together" if self.lossy else "what the palette loses"
+            lines.append(f"{'squared error:':<18} {metrics['squared_error']:.5f} a value in 0 … 1: {what}")
+        return lines
+
+    def baseline(self, material: Material) -> Baseline | None:
+        bits = self._compared(material)["neighbour_bits"]
+        note = f"= {bits:.4f} bits: left, upper left, upper and upper right cell"
+        return Baseline("counts of four neighbours", bits * math.log(2), "nats a cell", note)
+
+    # Use.
+
+    def generate(
+        self,
+        count: int = 16,
+        *,
+        class_: str | None = None,
+        guidance: float = 1.0,
+        top: Pixels | None = None,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+    ) -> tuple[Pixels, list[str]]:
+        """Pictures (count, C, H, W), and the class that was asked for of each ("" for none).
+
+        class_: None asks for all classes in turn, or for none with `top`. guidance: see `Guided`. top: (C, H', W), the
+        upper part of a picture to be completed, at least half of it. Raises UserError for what this run cannot make.
+        """
+        if count < 1:
+            raise UserError(f"--count {count}: must be at least 1")
+        classes = self._asked(count, class_, in_turn=top is None)
+        self._check_guidance(guidance, classes)
+        known, kept = ([], None) if top is None else upper_half(top, self.tokenizer, self.form)
+        starts = [self.config.nothing if number is None else self.config.vocab + number for number in classes]
+        ids = np.empty((count, self.config.cells), dtype=np.int64)
+        with self.ready() as model:
+            assert isinstance(model, ImageDecoder)
+            decoder: StepModel = model if guidance == 1 else Guided(model, guidance)
+            for begin in range(0, count, TOGETHER):
+                chosen = range(begin, min(begin + TOGETHER, count))
+                requests = [
+                    # Each picture has its own seed, whatever else is made beside it.
+                    Request(
+                        (starts[n], *known), self.config.cells - len(known), sampling or Sampling(), seed * 2**32 + n
+                    )
+                    for n in chosen
+                ]
+                for n, (made,) in zip(chosen, generate_all(decoder, requests), strict=True):
+                    ids[n] = (*known, *made.ids)
+        pixels = self.tokenizer.decode(ids)
+        if kept is not None:
+            pixels[:, :, : kept.shape[1]] = kept
+        return pixels, ["" if number is None else self.classes[number] for number in classes]
+
+    def _asked(self, count: int, name: str | None, *, in_turn: bool) -> Sequence[int | None]:
+        K = len(self.classes)
+        if name is None:
+            # Without a class at all, or with the first of them first.
+            return [n * K // count if count <= K else n % K for n in range(count)] if K and in_turn else [None] * count
+        if not K:
+            raise UserError(f"--class {name}: this run has learnt no classes")
+        if name not in self.classes:
+            raise UserError(
+                f"--class {name}: no such class{did_you_mean(name, self.classes)} (there are {some(self.classes, 20)})"
+            )
+        return [self.classes.index(name)] * count
+
+    def _check_guidance(self, guidance: float, classes: Sequence[int | None]) -> None:
+        if not (math.isfinite(guidance) and guidance >= 0):
+            raise UserError(f"--guidance {guidance}: must be a number from 0 up; 1 does nothing")
+        hidden = self.settings.class_drop > 0
+        if guidance != 1 and (not self.classes or not hidden or None in classes):
+            why = "this run has learnt no classes" if not self.classes else "no class is asked for (--class)"
+            why = why if hidden else "this run was trained with --class-drop 0"
+            raise UserError(f"--guidance {guidance}: needs a class, and what no class looks like; {why}")
+        if None in classes and self.classes and not hidden:
+            raise UserError("--top without --class: this run was trained with --class-drop 0, and needs a class")
+
+    def use(self, verb: str, options: GenerateOptions, show: Show) -> dict[str, Any]:
+        o = options
+        sampling, top = o.sampling(), None
+        if o.top is not None:
+            top = read_top(o.top, self.form)
+        chosen: dict[str, Any] = {"class_": o.class_, "guidance": o.guidance, "seed": o.seed, "sampling": sampling}
+        pixels, classes = self.generate(o.count, top=top, **chosen)
+        captions = classes if any(classes) else []
+        if top is not None:
+            pixels = np.concatenate((self._given(top)[None], pixels))
+            captions = ["given", *(name or f"completed {n}" for n, name in enumerate(classes, start=1))]
+        draw_sheet(pixels, o.out, captions=captions)
+        show(f"{o.count} pictures: {o.out}\n")
+        return {"out": o.out, "count": o.count, "classes": classes}
+
+    def _given(self, top: Pixels) -> Pixels:
+        """What was given, with grey below."""
+        whole = np.full(self.form.shape, 128, dtype=np.uint8)
+        half = self.form.shape[1] // 2
+        whole[:, :half] = top[:, :half]
+        return whole
+
+    def _draw_example(self, path: Path) -> None:
+        pixels, classes = self.generate(16)
+        draw_sheet(pixels, path, captions=classes if any(classes) else [])
+
+    # For the equality kit.
+
+    paths: ClassVar[Mapping[str, str]] = every_path(
+        {
+            **dict.fromkeys(
+                ("padded left = unpadded", "padded right = unpadded", "packed = alone"),
+                "all pictures have one size, and each stands alone in its row",
+            ),
+            "streamed = whole": "a picture is shown when it is whole",
+        }
+    )
+
+    def decoder(self, batch: Batch) -> StepModel:
+        assert isinstance(self.model, ImageDecoder)
+        return self.model
+
+    @classmethod
+    def examples(cls, folder: Path) -> Mapping[str, Example]:
+        sizes = {"width": 16, "depth": 2, "heads": 2, "batch": 8}
+        codes = {"tokens": "codes", "codes": 8, "codes_steps": 3, "copies": 2}
+        return {
+            "pixels": Example("digits", {**sizes, "tokens": "palette", "colours": 4}),
+            "codes": Example("digits", {**sizes, **codes}),
+        }

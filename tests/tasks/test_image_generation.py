@@ -1,0 +1,254 @@
+"""Making pictures, from the command line and in Python: stages, classes, guidance, completions, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tokenloom
+from tokenloom.cli.main import main
+from tokenloom.data.picture_files import PictureForm
+from tokenloom.data.samples import generator_for
+from tokenloom.errors import UserError
+from tokenloom.tasks.frame.fitting import begin
+from tokenloom.tasks.image_codes import ImageCodes
+from tokenloom.tasks.image_generation import ImageGeneration
+from tokenloom.tasks.painting.completing import upper_half
+from tokenloom.tokens.palette import Palette
+from tokenloom.training.batches import Moment
+from tokenloom.training.events import Finished, Planned, Staged
+
+image = pytest.importorskip("PIL.Image")
+TINY = {"width": 16, "depth": 1, "heads": 2, "batch": 16, "threads": 1, "steps": 4}
+
+
+def bars(folder: Path, classes: tuple[str, ...] = ("down", "across"), side: int = 8, count: int = 12) -> str:
+    """Pictures of bars: of the class `down` they stand, of `across` they lie."""
+    for place, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            random = generator_for(place, number)
+            pixels = random.integers(0, 60, (side, side)).astype(np.uint8)
+            at = int(random.integers(side))
+            (pixels if name == "across" else pixels.T)[at] = 250
+            image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs on pictures of bars: `pixels`, and `codes` with its stage `codes-codes`."""
+    folder = tmp_path_factory.mktemp("painting")
+    data = bars(folder / "bars")
+    settings = ["--task", "image-generation", "--threads", "1", "--steps", "12", "--quiet"]
+    sizes = ["--width", "16", "--depth", "1", "--heads", "2", "--batch", "8"]
+    pixels = ["--tokens", "palette", "--colours", "3", "--out", str(folder / "pixels")]
+    codes = ["--codes", "6", "--codes-steps", "5", "--copies", "2", "--out", str(folder / "codes")]
+    for own in (pixels, codes):
+        assert main(["train", data, *settings, *sizes, *own]) == 0
+    return folder
+
+
+def test_the_stage_is_a_run_and_a_tokeniser(runs: Path) -> None:
+    tokenizer = tokenloom.load(runs / "codes-codes")
+    assert isinstance(tokenizer, ImageCodes)
+    config = json.loads((runs / "codes" / "config.json").read_text("utf-8"))
+    assert config["parts"]["tokenizer"] == tokenizer.fingerprint()
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
+    codes = tokenizer.encode(pixels)
+    assert codes.shape == (3, 16)
+    assert tokenizer.decode(codes).shape == pixels.shape
+    task = tokenloom.load(runs / "codes")
+    assert isinstance(task, ImageGeneration)
+    assert np.array_equal(task.tokenizer.encode(pixels), codes), "the run holds its own tokeniser"
+    metrics = tokenizer.evaluate()
+    assert 1 <= metrics["perplexity"] <= metrics["codes_used"] <= 6
+    assert metrics["squared_error"] > 0
+
+
+def test_a_stage_comes_first_and_a_run_in_its_place_makes_none(runs: Path, tmp_path: Path) -> None:
+    data, tokens = str(runs / "bars"), str(runs / "codes-codes")
+    events = list(begin(data, task="image-generation", codes=6, codes_steps=2, **TINY))
+    assert [type(event) for event in events if isinstance(event, Staged | Finished)] == [
+        *(Staged, Finished, Staged),
+        Finished,
+    ]
+    with_run = begin(data, task="image-generation", tokens=tokens, out=tmp_path / "run", **TINY)
+    assert not any(isinstance(event, Staged) for event in with_run)
+    assert with_run.task.tokenizer.fingerprint() == tokenloom.load(tokens).fingerprint()
+    dry = list(begin(data, task="image-generation", codes=6, dry_run=True, out=tmp_path / "dry", **TINY))
+    assert sum(isinstance(event, Planned) for event in dry) == 2
+    assert not list(tmp_path.glob("dry*"))
+
+
+def test_stopping_in_a_stage_stops_it_all(runs: Path, tmp_path: Path) -> None:
+    seen = []
+    fitting = begin(
+        str(runs / "bars"), task="image-generation", out=tmp_path / "run", stop=lambda: bool(seen), codes=6, **TINY
+    )
+    for event in fitting:
+        seen.append(event)
+    assert isinstance(seen[-1], Finished)
+    assert seen[-1].reason == "interrupt"
+    assert (tmp_path / "run-codes" / "config.json").is_file()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_another_tokeniser_is_refused(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs / "codes", tmp_path / "run")
+    shutil.copy(runs / "codes-codes" / "model.safetensors", tmp_path / "run" / "tokenizer.safetensors")
+    tokenloom.load(tmp_path / "run")
+    path = tmp_path / "run" / "tokenizer.json"
+    path.write_text(path.read_text("utf-8").replace('"background": "white"', '"background": "black"'), "utf-8")
+    with pytest.raises(UserError, match="not the tokeniser that this run was trained with"):
+        tokenloom.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("run", ["pixels", "codes"])
+def test_a_sheet_of_pictures(run: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sheet.png"
+    words = ["generate", str(runs / run), "--count", "6", "--out", str(out), "--class", "down", "--guidance", "1.5"]
+    assert main([*words, "--top-k", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == ["down"] * 6
+    assert np.asarray(image.open(out)).std() > 10
+
+
+def test_pictures_depend_on_their_number_alone(runs: Path) -> None:
+    task = tokenloom.load(runs / "pixels")
+    assert isinstance(task, ImageGeneration)
+    pixels, classes = task.generate(4, seed=3)
+    assert classes == ["across", "down", "across", "down"]
+    assert pixels.shape == (4, 1, 8, 8)
+    assert len(np.unique(pixels)) <= 3, "the colours of the palette"
+    again, _ = task.generate(2, seed=3)
+    assert np.array_equal(again, pixels[:2])
+    assert not np.array_equal(task.generate(4, seed=4)[0], pixels)
+
+
+def test_completing_keeps_the_upper_half(runs: Path, tmp_path: Path) -> None:
+    given = next((runs / "bars" / "across").iterdir())
+    half = np.asarray(image.open(given))[:4]
+    for run in ("pixels", "codes"):
+        task = tokenloom.load(runs / run)
+        assert isinstance(task, ImageGeneration)
+        pixels, classes = task.generate(5, top=half[None])
+        assert classes == [""] * 5
+        assert all(np.array_equal(one[0, :4], half) for one in pixels)
+        assert len({one.tobytes() for one in pixels}) > 1
+        assert main(["generate", str(runs / run), "--top", str(given), "--out", str(tmp_path / "top.png"), "-q"]) == 0
+    known, _ = upper_half(half[None], task.tokenizer, task.form)
+    assert len(known) == 8, "two of four rows of codes"
+
+
+def test_what_is_measured(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(runs / "pixels"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bits_per_cell"] == pytest.approx(found["loss"] / np.log(2))
+    assert found["bits_per_dimension"] == pytest.approx(found["bits_per_cell"]), "a grey pixel is one dimension"
+    assert found["neighbour_bits"] > 0
+    assert found["squared_error"] < 0.02
+    assert main(["evaluate", str(runs / "codes")]) == 0
+    out = capsys.readouterr().out
+    assert "bits a code" in out
+    assert "four neighbours" in out
+
+
+def test_classes_are_hidden_as_often_as_asked(runs: Path) -> None:
+    task = tokenloom.load(runs / "pixels")
+    assert isinstance(task, ImageGeneration)
+    samples = task.prepare(task.source).training
+    starts = []
+    for step in range(30):
+        keys = samples.all()
+        starts.append(task.collate(samples.take(keys), Moment(0, step, keys))["cells"].tokens[:, 0].numpy())
+    hidden = np.concatenate(starts) == task.config.nothing
+    assert 0.05 < hidden.mean() < 0.17
+    measured = task.collate(samples.take(keys), Moment(0, -1, keys))["cells"].tokens[:, 0]
+    assert not bool((measured == task.config.nothing).any())
+
+
+def line_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command is refused."""
+    assert main(words) == 2
+    err = capsys.readouterr().err.strip()
+    assert "\n" not in err
+    return err
+
+
+def test_what_cannot_be_made_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = str(runs / "pixels"), ["--out", str(tmp_path / "x.png")]
+    assert "no such class; did you mean 'down'?" in line_of(["generate", run, "--class", "dwn", *out], capsys)
+    assert "--count 0" in line_of(["generate", run, "--count", "0", *out], capsys)
+    assert "must be a number from 0 up" in line_of(["generate", run, "--guidance", "-1", *out], capsys)
+    assert "temperature -1" in line_of(["generate", run, "--temperature", "-1", *out], capsys)
+    wrong = tmp_path / "wrong.png"
+    image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(wrong)
+    found = line_of(["generate", run, "--top", str(wrong), *out], capsys)
+    assert "has 8 × 9 pixels; this run makes pictures of 8 × 8" in found
+    assert "cannot be read" in line_of(["generate", run, "--top", str(tmp_path / "none.png"), *out], capsys)
+    (tmp_path / "text.png").write_text("hello", "utf-8")
+    assert "text.png" in line_of(["generate", run, "--top", str(tmp_path / "text.png"), *out], capsys)
+    top = next((runs / "bars" / "down").iterdir())
+    found = line_of(["generate", run, "--guidance", "2", "--top", str(top), *out], capsys)
+    assert "no class is asked for (--class)" in found
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_guidance_needs_hidden_classes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = str(runs / "bars"), str(tmp_path / "run")
+    common = {"task": "image-generation", "tokens": "palette", "colours": 3, **TINY}
+    tokenloom.train(data, out=out, class_drop=0.0, **common)
+    assert "--class-drop 0" in line_of(["generate", out, "--guidance", "2"], capsys)
+    tokenloom.train(data, out=out, overwrite=True, unconditional=True, **common)
+    assert "has learnt no classes" in line_of(["generate", out, "--guidance", "2"], capsys)
+    assert "has learnt no classes" in line_of(["generate", out, "--class", "down"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["--colours", "4"], "--colours has no effect with --tokens codes"),
+        (["--tokens", "palette", "--codes", "4"], "--codes has no effect with --tokens palette"),
+        (["--tokens", "palette", "--colours", "1"], "--colours 1: must be from 2"),
+        (["--codes", "1"], "--codes 1: must be from 2"),
+        (["--factor", "3"], "--factor 3: must be 2"),
+        (["--width", "10"], "--width 10: must be an even number"),
+        (["--class-drop", "1"], "--class-drop 1"),
+        (["--tokens", "runs/none"], "runs/none: there is no such run"),
+    ],
+)
+def test_settings_that_cannot_be(
+    settings: list[str], why: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", str(runs / "bars"), "--task", "image-generation", "--out", str(out), "-q", *settings]
+    assert why in line_of(words, capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_another_task_or_for_other_pictures_is_no_tokeniser(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(runs / "bars"), "--task", "image-generation", "--out", str(tmp_path / "run"), "-q"]
+    found = line_of([*words, "--tokens", str(runs / "pixels")], capsys)
+    assert "is a image-generation run; one of image-codes is needed" in found
+    found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--side", "12"], capsys)
+    assert "its codes are for pictures of 8 × 8 pixels" in found
+
+
+def test_codes_stand_beside_what_they_were(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pairs.png"
+    assert main(["reconstruct", str(runs / "codes-codes"), "--count", "2", "--out", str(out)]) == 0
+    assert np.asarray(image.open(out)).shape[1] > 2 * 112
+
+
+def test_a_palette_decides_whole_rows_of_an_upper_half() -> None:
+    palette = Palette.learn(np.arange(20, dtype=np.uint8).reshape(1, 1, 5, 4), 20)
+    top = np.arange(8, dtype=np.uint8).reshape(1, 2, 4)
+    known, _ = upper_half(top, palette, PictureForm((5, 4), "grey"))
+    assert known == list(range(8))
+    with pytest.raises(UserError, match="upper half of shape"):
+        upper_half(top[:, :, :3], palette, PictureForm((5, 4), "grey"))

@@ -103,6 +103,7 @@ def make_app(tokens: Sequence[str]) -> App:
     app.command(compare)
     app.command(models)
     app.command(_data_app())
+    app.command(_lab_app())
     return app
 
 
@@ -151,7 +152,7 @@ def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
         "score": "Score given data with RUN: its log-probability under a trained model.",
         "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
     }
-    others = ("train", "info", "plan", "evaluate", "compare", "models", "data", *verbs)
+    others = ("train", "info", "plan", "evaluate", "compare", "models", "data", "lab", *verbs)
     if command is not None and command not in others and rest:
         from tokenloom.cli.options import is_verb
 
@@ -305,5 +306,14 @@ def _data_app() -> App:
 
     app = App(name="data", help="Built-in data sets: list, get, add a copy of your own, check. Tokenise large text.")
     for function in (data.list_all, data.get, data.add, data.check, data.tokenise):
+        app.command(function, name=function.__name__.removesuffix("_all"))
+    return app
+
+
+def _lab_app() -> App:
+    from tokenloom.cli import lab
+
+    app = App(name="lab", help="The figures of the textbook's chapter, run again: list, run, report, new.")
+    for function in (lab.list_all, lab.run, lab.report, lab.new):
         app.command(function, name=function.__name__.removesuffix("_all"))
     return app

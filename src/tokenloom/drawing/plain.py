@@ -1,0 +1,170 @@
+"""Figures from plain data, as SVG text in either look: lines, heat maps, sheets of pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenloom.drawing import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+MARKERS = ("o", "s", "^", "D")
+# Labels of more cells than this would not be legible.
+LABELLED = 64
+
+
+@dataclass(frozen=True)
+class Line:
+    """One course of a picture."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One matrix (rows × columns) with words along its sides; low and high are the ends of the colours.
+
+    `signed` puts zero in the middle of two colours. `picture`: values are grey levels, or colours (rows, columns, 3),
+    from 0 to 1.
+    """
+
+    title: str
+    values: Sequence[Any]
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    signed: bool = False
+    picture: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as plain data: courses over one pair of axes, or panels side by side. A text that is set stands alone.
+
+    caption: what is seen, in one sentence, also read out in place of the picture. x, y: labels of the axes.
+    """
+
+    title: str
+    caption: str
+    x: str = ""
+    y: str = ""
+    lines: Sequence[Line] = ()
+    panels: Sequence[Panel] = ()
+    log_x: bool = False
+    log_y: bool = False
+    across: int = 2
+    text: str = field(default="")
+
+
+def picture_from(data: dict[str, Any]) -> Picture:
+    """What `dataclasses.asdict` of a Picture gave, as a Picture again."""
+    lines = [Line(**line) for line in data.get("lines", ())]
+    panels = [Panel(**panel) for panel in data.get("panels", ())]
+    return Picture(**{**data, "lines": lines, "panels": panels})
+
+
+def draw(picture: Picture, *, dark: bool = False) -> Figure:
+    """The figure of a picture with lines or panels. Raises UserError without matplotlib."""
+    return _panels(picture, dark) if picture.panels else _lines(picture, dark)
+
+
+def svg(picture: Picture, *, dark: bool = False) -> str:
+    """One <svg> element without fonts, scripts or links: it may stand in a page. Letters are drawn as shapes."""
+    import matplotlib
+
+    name = base64.b32encode(f"{picture.title}{dark}".encode()).decode().rstrip("=")
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
+        buffer = StringIO()
+        figure = draw(picture, dark=dark)
+        figure.savefig(buffer, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _lines(picture: Picture, dark: bool) -> Figure:
+    look = style.palette(dark)
+    figure = style.new_figure(8, 4.6)
+    axes = figure.add_subplot()
+    for place, line in enumerate(picture.lines):
+        count = len(look.series)
+        axes.plot(
+            line.x,
+            line.y,
+            label=line.name,
+            color=look.series[place % count],
+            linestyle=DASHES[place // count % len(DASHES)],
+            marker=MARKERS[place % len(MARKERS)] if len(line.x) <= 30 else "",
+            markersize=5,
+            linewidth=1.7,
+        )
+    if picture.log_x:
+        axes.set_xscale("log")
+    if picture.log_y:
+        axes.set_yscale("log")
+    axes.set_xlabel(picture.x)
+    axes.set_ylabel(picture.y)
+    if len(picture.lines) > 1:
+        axes.legend(loc="best", fontsize=10)
+    style.apply(figure, axes, dark)
+    return figure
+
+
+def _panels(picture: Picture, dark: bool) -> Figure:
+    count = len(picture.panels)
+    across = min(picture.across, count)
+    down = -(-count // across)
+    side = min(10.0, 11 / across)
+    figure = style.new_figure(side * across, (side * 0.92) * down)
+    for axes, panel in zip(np.ravel(figure.subplots(down, across, squeeze=False)), picture.panels, strict=False):
+        _panel(figure, axes, panel, picture, dark)
+    for axes in figure.axes[count : down * across]:
+        axes.set_axis_off()
+    return figure
+
+
+def _panel(figure: Figure, axes: Axes, panel: Panel, picture: Picture, dark: bool) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    look, values = style.palette(dark), np.asarray(panel.values, dtype=float)
+    ends: dict[str, Any]
+    if panel.picture:
+        ends = {"cmap": "gray", "vmin": 0.0, "vmax": 1.0}
+    elif panel.signed:
+        far = float(np.abs(values).max()) or 1.0
+        colours = [look.series[1], look.background, look.series[0]]
+        ends = {"cmap": LinearSegmentedColormap.from_list("signed", colours), "vmin": -far, "vmax": far}
+    else:
+        colours = [look.background, look.series[0]]
+        ends = {"cmap": LinearSegmentedColormap.from_list("weights", colours), "vmin": 0.0}
+    image = axes.imshow(values, interpolation="nearest", **ends)
+    axes.set_title(panel.title, fontsize=11)
+    axes.set_xlabel(picture.x)
+    axes.set_ylabel(picture.y)
+    if panel.columns and len(panel.columns) <= LABELLED:
+        axes.set_xticks(
+            range(len(panel.columns)), panel.columns, rotation=90 if max(map(len, panel.columns)) > 2 else 0
+        )
+    if panel.rows and len(panel.rows) <= LABELLED:
+        axes.set_yticks(range(len(panel.rows)), panel.rows)
+    style.apply(figure, axes, dark)
+    axes.grid(False)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        size = 10 if max(len(panel.rows), len(panel.columns)) <= 24 else 7
+        label.set(parse_math=False, fontsize=size, fontfamily=style.families())
+    if panel.picture:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    else:
+        bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02)
+        bar.ax.tick_params(colors=look.faint, labelcolor=look.ink)
+        bar.outline.set_edgecolor(look.faint)

@@ -1,0 +1,169 @@
+"""The frame of the lab: rows, verdicts, exit codes, interruptions, and the page."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenloom.cli.main import main
+from tokenloom.drawing.plain import Line, Panel, Picture, draw, svg
+from tokenloom.errors import UserError
+from tokenloom.lab.experiment import Bench, Experiment, Outcome, exact, near, order, shown
+from tokenloom.lab.running import Folder, Wish, measure, run
+
+PICTURE = Picture("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
+
+
+def made(id: str, value: float = 1.0, **about: Any) -> Experiment:
+    def go(bench: Bench) -> Outcome:
+        return Outcome([near("value", 1.0, value, 0.1), shown("other", "3")], [PICTURE])
+
+    return Experiment(id, f"title {id}", "asked?", "so.", "because <so>.", go, **about)
+
+
+def test_ids_are_sorted_as_in_the_chapter() -> None:
+    assert sorted(["1.12b", "2.1", "1.2", "1.12", "1.10", "mine"], key=order) == [
+        "1.2",
+        "1.10",
+        "1.12",
+        "1.12b",
+        "2.1",
+        "mine",
+    ]
+
+
+def test_verdicts() -> None:
+    assert exact("x", "1.0", "1.0").good
+    assert not exact("x", "1.0", "1.1").good
+    assert near("x", 1.0, 1.1, 0.1001).good
+    assert not near("x", 1.0, float("nan"), 1.0).good
+    assert not Outcome([shown("x", "1")]).good, "a row without a bound proves nothing"
+    own, other = Bench(1), Bench(2, own_seed=False)
+    assert not own.digits("x", 1.0, 1.01, 2, 0.05).good
+    assert other.digits("x", 1.0, 1.01, 2, 0.05).good
+    assert not other.near("x", 1.0, 1.5, 0.1, 0.2).good
+
+
+def test_what_is_shared_is_made_once() -> None:
+    bench, times = Bench(0), []
+    for _ in range(2):
+        assert bench.shared("model", lambda: times.append(1) or "made") == "made"  # type: ignore[func-returns-value]
+    assert times == [1]
+
+
+def test_an_interrupted_run_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None:
+    chosen, folder = [made("1"), made("2"), made("3")], Folder(tmp_path)
+    first = run(chosen, folder, Wish())
+    assert next(first)["id"] == "1"
+    first.close()
+    with pytest.raises(UserError, match=r"left 1 finished rows .* --resume"):
+        next(run(chosen, folder, Wish()))
+    with pytest.raises(UserError, match="another seed"):
+        next(run(chosen, folder, Wish(seed=5), resume=True))
+    assert [row["id"] for row in run(chosen, folder, Wish(), resume=True)] == ["2", "3"]
+    assert [row["id"] for row in folder.rows()] == ["1", "2", "3"]
+    assert [row["id"] for row in run(chosen, folder, Wish())] == ["1", "2", "3"], "a finished run is run again"
+
+
+def test_a_row_that_is_no_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "row-1.json").write_text("{")
+    with pytest.raises(UserError, match=r"row-1\.json"):
+        Folder(tmp_path).rows()
+
+
+def test_quick_is_only_for_rows_that_have_it() -> None:
+    assert not measure(made("1"), Wish(quick=True))["quick"]
+    assert measure(made("1", quick=True), Wish(quick=True))["quick"]
+
+
+class Page(HTMLParser):
+    """Whether tags are balanced, and what a page would fetch."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href") and not str(value).startswith(("#", "data:")):
+                self.fetched.append(value)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone() -> None:
+    from tokenloom.lab.report import html
+
+    rows = [measure(one, Wish()) for one in (made("1.1"), made("2.1", 2.0), made("mine"))]
+    page = Page()
+    text = html(json.loads(json.dumps(rows)))
+    page.feed(text)
+    assert not page.open
+    assert not page.fetched
+    assert "script" not in page.tags
+    assert page.tags.count("svg") == 6, "each picture in both looks"
+    assert {"row-1.1", "row-2.1", "row-mine"} <= set(page.ids)
+    assert "2 of 3 rows" in text
+    assert "because &lt;so&gt;." in text
+    assert text.index("Attention</h2>") < text.index("Language before transformers</h2>") < text.index("Your own</h2>")
+
+
+def test_pictures_draw_what_they_were_given() -> None:
+    figure = draw(PICTURE)
+    assert figure.axes[0].get_lines()[0].get_ydata().tolist() == [1.0, 4.0, 9.0]  # type: ignore[union-attr]
+    values = [[0.0, 1.0], [2.0, -3.0]]
+    panels = Picture("heat", "Squares.", panels=[Panel("a", values, ["$x", "y"], ["p", "q"], signed=True)] * 3)
+    figure = draw(panels, dark=True)
+    assert figure.axes[0].images[0].get_array().tolist() == values  # type: ignore[union-attr]
+    light, dark = svg(panels), svg(panels, dark=True)
+    assert light != dark
+    assert light.startswith("<svg")
+    assert light == svg(panels), "the same picture is the same text"
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["lab", "list"]) == 0
+    assert "1.3" in capsys.readouterr().out
+    assert main(["lab", "run", "1.33"]) == 2
+    assert "nearest are" in capsys.readouterr().err
+    assert main(["lab", "run"]) == 2
+    assert main(["lab", "report"]) == 2
+    assert main(["lab", "new", "mine"]) == 0
+    assert main(["lab", "new", "mine"]) == 2
+    assert main(["lab", "new", "Not-good"]) == 2
+    assert main(["lab", "run", "./mine.py", "1.3"]) == 0
+    capsys.readouterr()
+    assert main(["lab", "report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"page": "runs/lab/report.html", "rows": 2, "good": 2}
+    broken = Path("mine.py").read_text().replace("3.5, means", "4.5, means").replace('"mine"', '"broken"')
+    Path("broken.py").write_text(broken)
+    assert main(["lab", "run", "./broken.py"]) == 1
+    assert "out of tolerance: broken" in capsys.readouterr().out
+
+
+def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise UserError("no network")
+
+    monkeypatch.setattr("tokenloom.data.recipes.get", refuse)
+    with pytest.raises(UserError, match="tokenloom data get tinyshakespeare"):
+        next(run([made("1", needs="tinyshakespeare")], Folder(tmp_path), Wish()))

@@ -5,8 +5,72 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor, nn
 
-from tokenloom.lab.experiment import Bench, Outcome, experiment
+from tokenloom.drawing.plain import Line, Panel, Picture
+from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment
+from tokenloom.nn.attention import MultiHeadAttention, attention, attention_weights
+from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.taps import Taps
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two tensors."""
+    return (a - b).abs().max().item()
+
+
+@experiment(
+    "1.1",
+    "Simple self-attention",
+    asked="What does attention do when it has no parameters at all?",
+    protocol="Weights = row softmax of X Xᵀ, X 5 × 4 standard normal.",
+    explanation="Each row of weights is positive and sums to one, so each output lies inside the convex hull of the "
+    "inputs. Tokens that resemble each other are averaged; nothing is learnt.",
+)
+def simple(bench: Bench) -> Outcome:
+    """1.1."""
+    X = torch.randn(5, 4, generator=bench.generator())
+    A = attention_weights(X @ X.T)
+    # The library's attention divides by √Dh: queries of √Dh · X undo that.
+    Y, same = attention(2.0 * X[None, None], X[None, None], X[None, None], return_weights=True)
+    outside = max((Y[0, 0] - X.amax(0)).max().item(), (X.amin(0) - Y[0, 0]).max().item())
+    names = [f"x{n}" for n in range(1, 6)]
+    picture = Picture(
+        "Who is averaged with whom",
+        "Each row is one output; its weights over the five inputs sum to one.",
+        x="input",
+        y="output",
+        panels=[Panel("weights", A.tolist(), names, names)],
+    )
+    measures = [
+        at_most("row sums − 1", 1e-6, gap(A.sum(1), torch.ones(5)), "every row sums to 1"),
+        at_least("smallest weight", 0.0, A.min().item(), "convex combination"),
+        at_most("outputs beyond the range of the inputs", 1e-6, outside, "convex combination"),
+        at_most("attention() − the formula", 1e-6, max(gap(same[0, 0], A), gap(Y[0, 0], A @ X))),
+    ]
+    return Outcome(measures, [picture])
+
+
+@experiment(
+    "1.2",
+    "Symmetry of scores",
+    asked="Why do queries and keys need matrices of their own?",
+    protocol="X U Uᵀ Xᵀ with one shared U against X W_q W_kᵀ Xᵀ; X 5 × 4.",
+    explanation="With one matrix for both, how much n attends to m is how much m attends to n. A chisel is a tool, but "
+    "a tool is seldom a chisel: two matrices let relations have a direction.",
+)
+def symmetry(bench: Bench) -> Outcome:
+    """1.2."""
+    g = bench.generator()
+    X, U, W_q, W_k = (torch.randn(*shape, generator=g) for shape in ((5, 4), (4, 4), (4, 4), (4, 4)))
+    shared, separate = X @ U @ U.T @ X.T, X @ W_q @ W_k.T @ X.T
+    panels = [Panel("shared U", shared.tolist(), signed=True), Panel("W_q and W_k", separate.tolist(), signed=True)]
+    picture = Picture("Scores", "Only the left one is its own mirror image.", x="key", y="query", panels=panels)
+    measures = [
+        at_most("shared: scores − transposed", 1e-4, gap(shared, shared.T), "symmetric"),
+        at_least("separate: scores − transposed", 1e-2, gap(separate, separate.T), "not symmetric"),
+    ]
+    return Outcome(measures, [picture])
 
 
 @experiment(
@@ -22,11 +86,154 @@ def variance(bench: Bench) -> Outcome:
     """1.3."""
     generator = bench.generator()
     published = {4: (4.03, 1.007), 16: (16.36, 1.023), 64: (64.58, 1.009), 256: (259.84, 1.015)}
-    measures = []
+    measures, plain_found, scaled_found = [], [], []
     for width, (plain, scaled) in published.items():
         q, k = (torch.randn(20_000, width, generator=generator) for _ in "qk")
         products = (q * k).sum(-1)
-        measures.append(bench.digits(f"var(qᵀk), D_k = {width}", plain, products.var().item(), 2, 0.06 * width))
-        found = (products / math.sqrt(width)).var().item()
-        measures.append(bench.digits(f"after ÷ √D_k, D_k = {width}", scaled, found, 3, 0.06))
+        plain_found.append(products.var().item())
+        scaled_found.append((products / math.sqrt(width)).var().item())
+        measures.append(bench.digits(f"var(qᵀk), D_k = {width}", plain, plain_found[-1], 2, 0.06 * width))
+        measures.append(bench.digits(f"after ÷ √D_k, D_k = {width}", scaled, scaled_found[-1], 3, 0.06))
+    lines = [Line("qᵀk", list(published), plain_found), Line("qᵀk ÷ √D_k", list(published), scaled_found)]
+    caption = "The variance grows with the width; divided by √D_k it stays at one."
+    return Outcome(measures, [Picture("Variance", caption, "D_k", "variance", lines, log_x=True, log_y=True)])
+
+
+@experiment(
+    "1.4",
+    "Saturation",
+    asked="What does an unscaled score do to the softmax?",
+    protocol="One query, then ten keys ~ N(0, 1), G(2), D_k = 4, 64, 512; largest weight, norm of the Jacobian.",
+    explanation="Wide vectors make some score far larger than the others; the softmax then puts all weight on one key "
+    "and its derivative vanishes, so nothing is learnt. With scaling the Jacobian keeps its size.",
+    seed=2,
+)
+def saturation(bench: Bench) -> Outcome:
+    """1.4."""
+    g = bench.generator()
+    published = {
+        4: ("0.311 / 3.75e-1", "0.202 / 3.26e-1"),
+        64: ("0.995 / 9.60e-3", "0.410 / 3.64e-1"),
+        512: ("1.000 / 9.17e-7", "0.424 / 3.66e-1"),
+    }
+    measures = []
+    norms: dict[str, list[float]] = {"unscaled": [], "scaled": []}
+    for width, printed in published.items():
+        q, K = torch.randn(width, generator=g), torch.randn(10, width, generator=g)
+        for (name, found), text, scale in zip(norms.items(), printed, (1.0, math.sqrt(width)), strict=True):
+            a = (K @ q / scale).softmax(0)
+            found.append((a.diag() - torch.outer(a, a)).norm().item())
+            mantissa, _, power = f"{found[-1]:.2e}".partition("e")
+            label = f"{name}, D_k = {width}: largest weight / Jacobian"
+            if bench.own_seed:
+                measures.append(exact(label, text, f"{a.max():.3f} / {mantissa}e{int(power)}"))
+    if not bench.own_seed:
+        measures = [
+            at_least("scaled: smallest Jacobian", 0.1, min(norms["scaled"])),
+            at_most("unscaled: Jacobian at D_k = 512", 0.1, norms["unscaled"][-1]),
+        ]
+    lines = [Line(name, list(published), values) for name, values in norms.items()]
+    caption = "Without scaling the derivative of the softmax vanishes with the width."
+    picture = Picture("How much the softmax still moves", caption, "D_k", "norm of the Jacobian", lines)
+    return Outcome(measures, [Picture(**{**vars(picture), "log_x": True, "log_y": True})])
+
+
+@experiment(
+    "1.5",
+    "Multi-head attention equals the framework's",
+    asked="Does our layer compute what torch.nn.MultiheadAttention does?",
+    protocol="The same weights in both, B = 2, N = 7, D = 16, H = 4.",
+    explanation="Two independent implementations that agree to rounding are unlikely to share a mistake. The framework "
+    "keeps the three input maps in one matrix; ours are loaded from it, part by part.",
+)
+def framework(bench: Bench) -> Outcome:
+    """1.5."""
+    torch.manual_seed(bench.seed)
+    ours, theirs = MultiHeadAttention(16, 4), nn.MultiheadAttention(16, 4, bias=False, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([ours.W_q.weight, ours.W_k.weight, ours.W_v.weight]))
+        theirs.out_proj.weight.copy_(ours.W_o.weight)
+        X, taps = torch.randn(2, 7, 16), Taps("pattern")
+        Y = ours(X, taps=taps)
+        expected, weights = theirs(X, X, X, need_weights=True, average_attn_weights=False)
+        fused = ours(X)
+    return Outcome(
+        [
+            at_most("outputs", 1e-6, gap(Y, expected), "equal"),
+            at_most("outputs, fused road", 1e-6, gap(fused, expected), "equal"),
+            at_most("weights of each head", 1e-6, gap(taps.values["pattern"], weights), "equal"),
+        ]
+    )
+
+
+@experiment(
+    "1.6",
+    "The layer is a sum over heads",
+    asked="How do heads come together, and what do they cost?",
+    protocol="Σ_h A_h X W_v,h W_o,h against the layer; D = 16, H = 1, 2, 4, 8, N = 9.",
+    explanation="Concatenating heads and multiplying by W_o is the same as adding each head's own map. The parameters "
+    "are 4D², neither more tokens nor more heads change that.",
+)
+def heads(bench: Bench) -> Outcome:
+    """1.6."""
+    torch.manual_seed(bench.seed)
+    measures = []
+    for count in (1, 2, 4, 8):
+        layer, X, width = MultiHeadAttention(16, count), torch.randn(2, 9, 16), 16 // count
+        total = torch.zeros_like(X)
+        W_q, W_k, W_v, W_o = (m.weight.detach().T for m in (layer.W_q, layer.W_k, layer.W_v, layer.W_o))
+        for h in range(count):
+            part = slice(h * width, (h + 1) * width)
+            A = (X @ W_q[:, part] @ (X @ W_k[:, part]).mT / math.sqrt(width)).softmax(-1)
+            total += A @ X @ W_v[:, part] @ W_o[part]
+        measures.append(at_most(f"H = {count}: layer − sum", 1e-5, gap(layer(X).detach(), total), "equal"))
+        measures.append(exact(f"H = {count}: parameters", "1,024", f"{count_parameters(layer):,}"))
     return Outcome(measures)
+
+
+@experiment(
+    "1.9",
+    "Permutation equivariance",
+    asked="Does attention know the order of its tokens?",
+    protocol="layer(X[perm]) against layer(X)[perm], D = 16, H = 4, N = 7.",
+    explanation="Attention sees a set: shuffled inputs give the same outputs, shuffled. Order has to be put in by "
+    "positions or by a mask.",
+)
+def permutation(bench: Bench) -> Outcome:
+    """1.9."""
+    torch.manual_seed(bench.seed)
+    layer, X, order = MultiHeadAttention(16, 4), torch.randn(1, 7, 16), torch.randperm(7)
+    found = gap(layer(X[:, order]).detach(), layer(X)[:, order].detach())
+    return Outcome([at_most("layer(X[perm]) − layer(X)[perm]", 1e-5, found, "equal")])
+
+
+@experiment(
+    "1.12b",
+    "Rank and span",
+    asked="What can one head write?",
+    protocol="Singular values of W_v,h W_o,h (D = 16, H = 4, float64); output rows against the span of the value rows.",
+    explanation="A head reads through a narrow map, so W_v W_o has at most D/H singular values that are not zero. What "
+    "it writes is a mixture of value vectors and lies in their span.",
+)
+def rank(bench: Bench) -> Outcome:
+    """1.12b."""
+    torch.manual_seed(bench.seed)
+    layer, X, taps = MultiHeadAttention(16, 4).double(), torch.randn(1, 3, 16).double(), Taps("pattern")
+    layer(X, taps=taps)
+    W_v, W_o = layer.W_v.weight.detach().T, layer.W_o.weight.detach().T
+    values = torch.linalg.svdvals(W_v[:, :4] @ W_o[:4])
+    rows = X[0] @ W_v[:, :4] @ W_o[:4]
+    Y = taps.values["pattern"][0, 0].detach() @ rows
+    basis = torch.linalg.qr(rows.T).Q
+    residual = (Y - Y @ basis @ basis.T).norm(dim=1).max().item()
+    count = float((values > 1e-10 * values[0]).sum())
+    lines = [Line("singular values", list(range(1, 17)), values.clamp_min(1e-18).tolist())]
+    caption = "Four singular values stand out; the others are rounding."
+    picture = Picture("Singular values of one head's W_v W_o", caption, "number", "value", lines, log_y=True)
+    return Outcome(
+        [
+            at_most("rank of W_v,h W_o,h", 4, count, "≤ D/H = 4"),
+            at_most("residual beyond the span of the values", 1e-5, residual, "< 1e-5"),
+        ],
+        [picture],
+    )

@@ -1,0 +1,73 @@
+"""Tiny Shakespeare as the chapter measures on it: windows drawn once, batches given from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tokenloom.data.recipes import load
+from tokenloom.data.samples import TextWindows
+from tokenloom.lab.experiment import Bench
+from tokenloom.models.batch import Batch
+from tokenloom.tasks.text.settings import TextGenerationSettings
+from tokenloom.tasks.text_generation import TextGeneration
+from tokenloom.training.batches import Moment
+
+CORPUS = "tinyshakespeare"
+WINDOW = 64
+
+
+def corpus_text() -> str:
+    """The whole corpus."""
+    return load(CORPUS).documents[0].text
+
+
+class Drawn(TextWindows):
+    """Eight batches of 64 windows of a text, drawn once with G(123): what the chapter's figures are measured on."""
+
+    def all(self) -> Any:
+        """The starts of the windows."""
+        generator = torch.Generator().manual_seed(123)
+        starts = [torch.randint(len(self.ids) - WINDOW - 1, (64,), generator=generator) for _ in range(8)]
+        return torch.cat(starts).numpy()
+
+
+def prepared(bench: Bench, **settings: Any) -> tuple[TextGeneration, TextWindows, TextWindows]:
+    """A task on the corpus, its training part and its validation part."""
+    task = TextGeneration(TextGenerationSettings(**settings))
+    task.source = CORPUS
+    material = task.prepare(CORPUS)
+    assert isinstance(material.training, TextWindows)
+    assert isinstance(material.validation, TextWindows)
+    return task, material.training, material.validation
+
+
+def counted(bench: Bench, *, running: bool = False, **settings: Any) -> dict[str, Any]:
+    """What a counted model reaches on the drawn windows, or on the whole validation part with running context."""
+
+    def made() -> tuple[TextGeneration, TextWindows]:
+        task = TextGeneration(TextGenerationSettings(**settings))
+        task.source = CORPUS
+        material = task.prepare(CORPUS)
+        task.model = task.count(material)
+        assert isinstance(material.validation, TextWindows)
+        return task, material.validation
+
+    task, held = bench.shared(("counted", *sorted(settings.items())), made) if running else made()
+    if running:
+        return dict(task.evaluate(context="running"))
+    return dict(task.evaluate(samples=Drawn(held.ids, WINDOW)))
+
+
+def drawn_batches(
+    task: TextGeneration, training: TextWindows, generator: torch.Generator, batch: int
+) -> Callable[[int], list[Batch]]:
+    """Batches as the chapter draws them: the starts of each step are one `randint`."""
+
+    def batches(step: int) -> list[Batch]:
+        starts = torch.randint(len(training.ids) - WINDOW - 1, (batch,), generator=generator).numpy()
+        return [task.collate(training.take(starts), Moment(0, step, starts))]
+
+    return batches

@@ -1,0 +1,44 @@
+"""The rows that take no time are exact; those that take long, in quick form against the bound written beside each."""
+
+import pytest
+
+from tokenloom.lab.experiment import Experiment
+from tokenloom.lab.registry import experiments
+from tokenloom.lab.running import Wish, measure
+
+FAST = [one for one in experiments().values() if one.section == "1" and not one.quick]
+
+
+@pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
+def test_a_fast_row_is_within_its_tolerance_and_has_pictures_that_can_be_drawn(one: Experiment) -> None:
+    from tokenloom.drawing.plain import picture_from, svg
+
+    row = measure(one, Wish())
+    assert row["good"], [m for m in row["measures"] if not m["good"]]
+    for picture in row["pictures"]:
+        assert svg(picture_from(picture)).startswith("<svg")
+        assert picture["caption"]
+
+
+@pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
+def test_another_seed_keeps_the_second_tolerance(one: Experiment) -> None:
+    row = measure(one, Wish(seed=77))
+    assert row["good"], [m for m in row["measures"] if not m["good"]]
+    assert not row["own_seed"]
+
+
+@pytest.mark.parametrize("id", ["2.1", "2.10"])
+def test_rows_of_the_second_section_without_data(id: str) -> None:
+    assert measure(experiments()[id], Wish())["good"]
+
+
+@pytest.mark.parametrize("id", ["2.4", "2.4b", "2.5", "2.6"])
+def test_rows_of_the_second_section_on_the_corpus(id: str, tinyshakespeare: str) -> None:
+    row = measure(experiments()[id], Wish())
+    assert row["good"], row["measures"]
+
+
+def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
+    row = measure(experiments()["2.9"], Wish(quick=True))
+    assert row["quick"]
+    assert row["good"], row["measures"]

@@ -102,6 +102,15 @@ def test_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert capsys.readouterr().out.strip(), f"{line} prints nothing"
 
 
+def test_painting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    for line in [line for line in block("painting").splitlines() if line and not line.startswith("#")]:
+        assert main(shlex.split(line)[1:]) == 0, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), f"{line} prints nothing"
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("sheet.png", "threes.png", "codes.png"))
+
+
 def test_word_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     for line in [line for line in block("word vectors").splitlines() if line and not line.startswith("#")]:

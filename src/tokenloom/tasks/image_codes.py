@@ -195,7 +195,9 @@ class ImageCodes(Task):
         return {}
 
     def _draw(self, samples: Samples, count: int, path: Path | str) -> Pixels:
-        pixels: Pixels = samples.take(samples.all()[:count])[0]
+        # From all over the samples, which may be in the order of their classes.
+        keys = samples.all()
+        pixels: Pixels = samples.take(keys[np.linspace(0, len(keys) - 1, min(count, len(keys))).astype(np.int64)])[0]
         back = self.decode(self.encode(pixels))
         pairs = np.stack((pixels, back), 1).reshape(-1, *pixels.shape[1:])
         draw_sheet(pairs, path, captions=["picture", "from codes"] * len(pixels), columns=8)

@@ -39,8 +39,9 @@ from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
 STAGE = "codes"
 # Cells a step, about, so that a step of pixels costs what one of codes does.
 CELLS = 64 * 49
-# Passes over the pictures: over codes, of which a picture has few; over pixels. At least so many steps.
-CODE_EPOCHS, PIXEL_EPOCHS, LEAST_STEPS = 54, 3, 300
+# Passes over the pictures, of which each is seen in several ways; over pixels, so many that each picture adds about
+# this many cells in all. At least so many steps.
+EPOCHS, CELLS_SEEN, LEAST_STEPS = 54, 3 * 784, 300
 # Cells that are made at a time, in pictures.
 TOGETHER = 100
 COPIES = 8
@@ -153,7 +154,8 @@ class ImageGeneration(Task):
     def recipe(self, material: Material) -> dict[str, Any]:
         batch = max(4, min(64, round(CELLS / self.config.cells)))
         epoch = -(-len(material.training) // batch)
-        steps = max(LEAST_STEPS, (CODE_EPOCHS if self.lossy else PIXEL_EPOCHS) * epoch)
+        epochs = EPOCHS if self.lossy else min(EPOCHS, max(1, round(CELLS_SEEN / self.config.cells)))
+        steps = max(LEAST_STEPS, epochs * epoch)
         return {"batch": batch, "steps": steps, "decay_share": 1.0}
 
     def derived(self) -> dict[str, Any]:

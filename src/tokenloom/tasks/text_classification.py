@@ -16,23 +16,22 @@ from torch.nn.functional import cross_entropy
 from tokenloom.data.labelled import LabelColumns, Labelled, LabelledData, looks_labelled, read_column, read_labelled
 from tokenloom.data.labelled_split import LabelledReport, LabelledSplit, split_labelled
 from tokenloom.data.names import counted, some
-from tokenloom.data.samples import Keys, ListSamples, Samples
+from tokenloom.data.samples import Keys, ListSamples
 from tokenloom.drawing.tables import plain_table
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
 from tokenloom.tasks.frame.base import Example, Material, Show
-from tokenloom.tasks.labels import measures, showing
 from tokenloom.tasks.labels.linear import linear_accuracy
+from tokenloom.tasks.labels.one_label import OneLabel, measured_terms
 from tokenloom.tasks.labels.settings import PredictOptions, TextClassificationSettings, check_settings
 from tokenloom.tasks.text.encoded import EncodesText
 from tokenloom.tokens.base import UNKNOWN
 from tokenloom.tokens.text import choose_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
-from tokenloom.training.loop import evaluate
-from tokenloom.training.losses import Term, Terms, Totals
+from tokenloom.training.losses import Term, Terms
 
 BUCKETS = 1 << 16
 MOST_WORDS = 50_000
@@ -55,7 +54,7 @@ class LabelledSamples(ListSamples):
         return np.array([len(self.items[key][0]) for key in keys.tolist()])
 
 
-class TextClassification(EncodesText):
+class TextClassification(OneLabel, EncodesText):
     """One label a text."""
 
     name = "text-classification"
@@ -205,14 +204,7 @@ class TextClassification(EncodesText):
         targets = batch.targets["loss"]
         logits = model(batch)
         terms = {"loss": self._cross_entropy(logits, targets)}
-        if not logits.requires_grad:
-            sure, guess = logits.double().softmax(-1).max(-1)
-            ones = torch.ones_like(targets)
-            # A value a sample: kept apart by `Totals`, so that anything can be measured of a whole split.
-            terms["truth"] = Term(targets, ones, weight=0.0)
-            terms["guess"] = Term(guess, ones, weight=0.0)
-            terms["sure"] = Term(sure, ones, weight=0.0)
-        return terms
+        return terms if logits.requires_grad else {**terms, **measured_terms(logits, targets)}
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Term:
         """Smoothed and weighted where it is trained on, and plain where it is measured."""
@@ -224,64 +216,6 @@ class TextClassification(EncodesText):
             assert self._weights is not None
             losses = losses * self._weights.to(losses)[targets.clamp(min=0)]
         return Term(losses, (targets != IGNORE).long())
-
-    # Metrics.
-
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
-        truth, guess, sure = self._seen(totals)
-        right = int((truth == guess).sum())
-        low, high = measures.wilson(right, len(truth))
-        by_class = measures.ByClass.of(self._matrix(truth, guess))
-        commonest = np.bincount(truth[truth >= 0], minlength=len(self.classes)).max()
-        return {
-            "loss": totals["loss"].value,
-            "accuracy": right / len(truth),
-            "accuracy_low": low,
-            "accuracy_high": high,
-            "macro_f1": by_class.macro_f1,
-            "calibration_error": measures.calibration_error(measures.reliability(sure, truth == guess)),
-            "majority": float(commonest / len(truth)),
-            "texts": float(len(truth)),
-        }
-
-    def _seen(self, totals: dict[str, Totals]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        truth, guess, sure = (totals[name].samples[0].numpy() for name in ("truth", "guess", "sure"))
-        return truth.astype(np.int64), guess.astype(np.int64), sure
-
-    def _matrix(self, truth: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The confusion matrix; labels that were not learnt are one more row, where there are any."""
-        K = len(self.classes) + bool((truth < 0).any())
-        return measures.confusion(np.where(truth < 0, K - 1, truth), guess, K)
-
-    def _tables(self, samples: Samples) -> dict[str, Any]:
-        truth, guess, sure = self._seen(evaluate(self, self.model, samples))
-        matrix = self._matrix(truth, guess)
-        names = [*self.classes, *["(not learnt)"] * (len(matrix) - len(self.classes))]
-        return {
-            "classes": measures.class_rows(matrix, names),
-            "confusion": {"classes": names, "counts": matrix.tolist()},
-            "calibration": measures.reliability(sure, truth == guess),
-        }
-
-    def sum_up(self, material: Material, folder: Path | None) -> dict[str, Any]:
-        tables = self._tables(material.validation)
-        if folder is not None:
-            showing.draw(tables["confusion"], folder)
-        return tables
-
-    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, Any]:
-        """As every task does, with tables by class, the confusion matrix and the calibration."""
-        if samples is None:
-            source = self.source if data is None else data
-            assert source is not None
-            samples = self.prepare(source).validation if data is None else self.samples_of(source)
-        return {**super().evaluate(batch=batch, samples=samples), **self._tables(samples)}
-
-    def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        lines = showing.summary_lines(metrics)
-        if "confusion" in metrics:
-            lines += showing.table_lines(metrics["classes"], metrics["confusion"], metrics["calibration"])
-        return lines
 
     def baseline(self, material: Material) -> Baseline | None:
         """Logistic regression on TF-IDF weights of words, on the same split."""

@@ -1,0 +1,85 @@
+"""A small convolutional network, to hold the vision transformer against. Bishop & Bishop, chapter 10."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tokenloom.models.batch import Batch
+from tokenloom.nn.initialise import constant, initialise
+from tokenloom.nn.taps import Taps
+
+
+@dataclass(frozen=True)
+class ConvolutionalConfig:
+    """shape: (C, H, W) of a picture. width: channels of the first block, doubled in each of the others. depth: blocks,
+    each of which halves the sides. outputs: classes."""
+
+    shape: tuple[int, int, int]
+    outputs: int
+    width: int = 32
+    depth: int = 3
+    dropout: float = 0.2
+
+    def as_dict(self) -> dict[str, Any]:
+        """For config.json."""
+        return asdict(self)
+
+
+class Block(nn.Module):
+    """3 × 3 convolution, norm over groups of channels, GELU, and the largest of each 2 × 2 pixels.
+
+    The norm is that of each picture alone (Wu & He 2018), so that a batch is as its pictures are by themselves.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(min(8, outputs), outputs)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, C′, ⌈H/2⌉, ⌈W/2⌉)."""
+        return F.max_pool2d(F.gelu(self.norm(self.convolution(X))), 2, ceil_mode=True)
+
+
+class ConvolutionalNetwork(nn.Module):
+    """Blocks, and a linear readout of what is left: logits (B, outputs) for the stream "image", whose tokens are
+    single pixels (B, H · W, C)."""
+
+    def __init__(self, config: ConvolutionalConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        C, H, W = config.shape
+        widths = [C, *(config.width * 2**block for block in range(config.depth))]
+        self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(widths))
+        left = widths[-1] * -(-H // 2**config.depth) * -(-W // 2**config.depth)
+        self.dropout = nn.Dropout(config.dropout)
+        self.readout = nn.Linear(left, config.outputs)
+        table = [
+            ("*.convolution.weight", _by_inputs),
+            ("*.norm.weight", constant(1.0)),
+            ("*.bias", constant(0.0)),
+            ("readout.weight", constant(0.0)),
+        ]
+        initialise(self, table, torch.Generator().manual_seed(seed))
+
+    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+        """Logits (B, outputs)."""
+        pixels = batch["image"].tokens.to(self.readout.weight.dtype)
+        X = pixels.transpose(1, 2).reshape(-1, *self.config.shape)
+        for number, block in enumerate(self.blocks):
+            X = block(X)
+            if taps is not None:
+                X = taps.see(f"blocks.{number}", X)
+        logits: Tensor = self.readout(self.dropout(X.flatten(1)))
+        return logits if taps is None else taps.see("logits", logits)
+
+
+def _by_inputs(parameter: Tensor, owner: nn.Module, generator: Generator) -> None:
+    """N(0, 2 / inputs), He et al. 2015."""
+    parameter.normal_(0.0, (2 / parameter[0].numel()) ** 0.5, generator=generator)

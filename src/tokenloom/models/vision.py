@@ -1,0 +1,153 @@
+"""A vision transformer: patches of a picture as tokens of an encoder. Dosovitskiy et al. 2021; Bishop & Bishop,
+section 12.4.1."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenloom.models.batch import Batch
+from tokenloom.models.encoder import mean_over_real
+from tokenloom.nn.attention import MultiHeadAttention
+from tokenloom.nn.initialise import Table, constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.masks import Padding
+from tokenloom.nn.parts import make_mlp, make_norm
+from tokenloom.nn.positions import Learned, Positions, Sinusoidal
+from tokenloom.nn.taps import Taps
+from tokenloom.nn.transformer import Transformer, TransformerLayer
+
+READS = ("class", "mean")
+POSITIONS = ("learned", "sinusoidal")
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Sizes and parts. grid: (rows, columns) of patches. inputs: numbers a patch. outputs: classes.
+
+    read: from what the logits are read, the class token or the mean over the patches (then there is no class token).
+    positions: learned, or sinusoidal in two dimensions. start: "modern" begins with layers that are the identity.
+    """
+
+    grid: tuple[int, int]
+    inputs: int
+    outputs: int
+    width: int
+    depth: int
+    heads: int
+    read: str = "class"
+    positions: str = "learned"
+    mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "gelu-tanh", "bias": False})
+    norm: str = "rms"
+    head_norm: str | None = "rms"
+    bias: bool = False
+    dropout: float = 0.0
+    start: str = "modern"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For config.json."""
+        return asdict(self)
+
+
+class Sinusoidal2D(Positions):
+    """Half of the features say the row, half the column: [r(row); r(column)] with r as in `Sinusoidal`.
+
+    Position 0 is the class token's, which gets none; patch (row, column) has position 1 + row · columns + column.
+    """
+
+    def __init__(self, grid: tuple[int, int], width: int) -> None:
+        super().__init__()
+        if width % 4:
+            raise ValueError(f"sinusoidal positions in two dimensions need a width that 4 divides, not {width}")
+        self.grid, self.limit = grid, 1 + grid[0] * grid[1]
+        self.one = Sinusoidal(width // 2)
+
+    def add(self, X: Tensor, positions: Tensor) -> Tensor:
+        place = (positions - 1).clamp(min=0)
+        rows, columns = place // self.grid[1], place % self.grid[1]
+        r = torch.cat((self.one.encode(rows, X.dtype), self.one.encode(columns, X.dtype)), dim=-1)
+        return X + r * (positions > 0)[..., None]
+
+
+class VisionBody(nn.Module):
+    """Linear patch embedding, class token, positions → bidirectional transformer."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        if config.read not in READS or config.positions not in POSITIONS:
+            raise ValueError(f"no {config.read} among {READS}, or no {config.positions} among {POSITIONS}")
+        D, limit = config.width, 1 + config.grid[0] * config.grid[1]
+        self.embedding = nn.Linear(config.inputs, D)
+        self.class_token = nn.Parameter(torch.zeros(D)) if config.read == "class" else None
+        learned = config.positions == "learned"
+        self.positions: Positions = Learned(limit, D) if learned else Sinusoidal2D(config.grid, D)
+        self.dropout = nn.Dropout(config.dropout)
+        self.transformer = Transformer([_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
+
+    def forward(self, patches: Tensor, real: Tensor | None, positions: Tensor, taps: Taps | None = None) -> Tensor:
+        """patches: (B, N, P); positions: (B or 1, N), from 0 → (B, N or N + 1, D), the class token first."""
+        X = self.embedding(patches.to(self.embedding.weight.dtype))
+        places = positions + 1
+        if self.class_token is not None:
+            X = torch.cat((self.class_token.expand(len(X), 1, -1), X), dim=1)
+            places = torch.cat((torch.zeros_like(places[:, :1]), places), dim=1)
+            if real is not None:
+                real = torch.cat((torch.ones_like(real[:, :1]), real), dim=1)
+        X = self.dropout(self.positions.add(X, places))
+        if taps is not None:
+            X = taps.see("embedded", X)
+        Y: Tensor = self.transformer(X, mask=None if real is None else Padding(real), taps=taps)
+        return Y
+
+
+def _layer(config: VisionConfig) -> TransformerLayer:
+    head_norm = config.head_norm
+    attention = MultiHeadAttention(
+        config.width,
+        config.heads,
+        bias=config.bias,
+        head_norm=None if head_norm is None else lambda width: make_norm(head_norm, width),
+    )
+    mlp = make_mlp(config.mlp, config.width)
+    return TransformerLayer(attention, mlp, lambda: make_norm(config.norm, config.width), dropout=config.dropout)
+
+
+class VisionTransformer(nn.Module):
+    """The body and a linear readout: logits (B, outputs) for the stream "image" of patches (B, N, P)."""
+
+    def __init__(self, config: VisionConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.body = VisionBody(config)
+        self.readout = nn.Linear(config.width, config.outputs)
+        initialise(self, _table(config), torch.Generator().manual_seed(seed))
+
+    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+        """Logits (B, outputs). No token sees a patch that is not real."""
+        image = batch["image"]
+        X = self.body(image.tokens, image.real, image.positions_or_count(), taps)
+        X = X[:, 0] if self.config.read == "class" else mean_over_real(X, image.real)
+        logits: Tensor = self.readout(X)
+        return logits if taps is None else taps.see("logits", logits)
+
+
+def _table(config: VisionConfig) -> Table:
+    modern = config.start == "modern"
+    last = constant(0.0) if modern else normal_by_inputs()
+    return [
+        ("body.embedding.weight", normal_by_inputs()),
+        ("body.embedding.bias", constant(0.0)),
+        ("body.class_token?", normal(0.02)),
+        ("body.positions.table?", normal(0.02)),
+        ("*.W_[qkv].weight", normal_by_inputs()),
+        ("*.mlp.W_in.weight", normal_by_inputs()),
+        ("*.mlp.W_gate.weight?", normal_by_inputs()),
+        # Every sub-layer of a modern model starts as the identity: its last map adds nothing yet.
+        ("*.W_o.weight", last),
+        ("*.mlp.W_out.weight", last),
+        ("*.bias?", constant(0.0)),
+        ("*norm*.weight?", constant(1.0)),
+        ("readout.weight", constant(0.0) if modern else framework_linear),
+    ]

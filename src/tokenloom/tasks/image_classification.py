@@ -1,0 +1,397 @@
+"""Label pictures: a vision transformer, or a small convolutional network, that gives each picture one class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tokenloom.data.augment import Augmentation, Draws, augment
+from tokenloom.data.picture_files import PictureForm, Pixels, decode
+from tokenloom.data.picture_split import PictureReport, PictureSplit, split_pictures
+from tokenloom.data.pictures import PictureData, PictureSamples, looks_like_pictures, read_pictures
+from tokenloom.data.text import reason_of, shown_path
+from tokenloom.data.unicode import Unreadable
+from tokenloom.drawing.tables import plain_table
+from tokenloom.errors import UserError
+from tokenloom.models.batch import IGNORE, Batch, Stream
+from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
+from tokenloom.models.vision import VisionConfig, VisionTransformer
+from tokenloom.nn.taps import Taps
+from tokenloom.tasks.frame.base import Example, Material, Show
+from tokenloom.tasks.frame.paths import STEPWISE, every_path
+from tokenloom.tasks.images.looking import look_at
+from tokenloom.tasks.images.settings import (
+    LookOptions,
+    PictureSettings,
+    PredictOptions,
+    check_split,
+    columns_of,
+    form_of,
+    pair,
+)
+from tokenloom.tasks.labels.one_label import OneLabel, measured_terms
+from tokenloom.tasks.labels.vectors import MOST, support_vector_accuracy
+from tokenloom.tokens.image import Patches
+from tokenloom.training.batches import Moment
+from tokenloom.training.events import Baseline
+from tokenloom.training.losses import Terms, cross_entropy_term
+from tokenloom.training.settings import option
+
+SMOOTHING = 0.05
+# About so many pictures are seen in all: few pictures many times, many pictures fewer times.
+SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS = 300_000, 10, 80, 200
+BATCH = 64
+_TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
+
+
+@dataclass(frozen=True)
+class ImageClassificationSettings(PictureSettings):
+    """The pictures, the model, and how they are changed in training; None = derived from the pictures."""
+
+    model: Literal["vit", "cnn"] = option("vit", "vit: a vision transformer; cnn: a small convolutional network")
+    patch: str | None = option(None, "pixels of a patch, 7 or HEIGHTxWIDTH")
+    width: int | None = option(None, "features of a patch inside the model; cnn: channels of the first block")
+    depth: int | None = option(None, "layers; cnn: blocks, each of which halves the sides")
+    heads: int | None = option(None, "attention heads a layer")
+    dropout: float | None = option(None, "share of activations dropped in training")
+    read: Literal["class", "mean"] | None = option(None, "what is read: a class token, or the mean of the patches")
+    positions: Literal["learned", "sinusoidal"] | None = option(None, "learned, or sinusoidal in two dimensions")
+    smoothing: float = option(SMOOTHING, "share of the target spread over all classes (label smoothing)")
+    shift: float = option(0.07, "training: shifted by up to so much of a side")
+    rotate: float = option(10.0, "training: turned by up to so many degrees")
+    scale: float = option(0.1, "training: larger or smaller by up to so much")
+    elastic: float = option(0.04, "training: bent by about so much of a side")
+    flip: float = option(0.0, "training: share of the pictures mirrored; 0.5 where left and right mean nothing")
+    colour: float = option(0.0, "training: brightness, contrast and colours changed by up to so much")
+
+
+class ImageClassification(OneLabel):
+    """One class a picture."""
+
+    name = "image-classification"
+    summary = "train a model to give pictures one of several labels, from folders or a table"
+    Settings = ImageClassificationSettings
+    models: ClassVar[Mapping[str, str]] = {
+        "vit": "vision transformer: patches as tokens of an encoder",
+        "cnn": "small convolutional network",
+    }
+    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "look": LookOptions}
+    things: ClassVar[str] = "pictures"
+
+    def __init__(self, settings: ImageClassificationSettings | None = None) -> None:
+        super().__init__(settings)
+        self.classes: list[str] = []
+        self.form: PictureForm | None = None
+        self._patches: Patches | None = None
+        self._parts: PictureSplit | None = None
+        self._check()
+
+    def _check(self) -> None:
+        s: ImageClassificationSettings = self.settings
+        form_of(s)
+        check_split(s)
+        for name in ("width", "depth", "heads"):
+            if getattr(s, name) is not None and getattr(s, name) < 1:
+                raise UserError(f"--{name} {getattr(s, name)}: must be at least 1")
+        limits = {"dropout": 1.0, "smoothing": 1.0, "shift": 1.0, "scale": 1.0, "elastic": 1.0, "colour": 1.0}
+        for name, below in limits.items():
+            value = getattr(s, name)
+            if value is not None and not 0 <= value < below:
+                raise UserError(f"--{name} {value}: must be from 0 up to, but not including, 1")
+        if not 0 <= s.flip <= 1 or not 0 <= s.rotate <= 180:
+            raise UserError(f"--flip {s.flip} --rotate {s.rotate}: from 0 to 1, and from 0 to 180 degrees")
+        for name in _TRANSFORMER_ONLY:
+            if s.model == "cnn" and getattr(s, name) is not None:
+                raise UserError(f"--{name} has no effect with --model cnn: leave it out")
+
+    # Data.
+
+    @classmethod
+    def accepts(cls, data: str) -> str | None:
+        return looks_like_pictures(data)
+
+    def _read(self, source: str, form: PictureForm | None) -> PictureData:
+        s: ImageClassificationSettings = self.settings
+        return read_pictures(source, form or form_of(s), columns=columns_of(s), skip_broken=s.skip_broken)
+
+    def prepare(self, data: str | None) -> Material:
+        s: ImageClassificationSettings = self.settings
+        assert data is not None
+        read = self._read(data, self.form)
+        if len(set(read.labels.tolist()) - {-1}) < 2:
+            raise UserError(
+                f"{data}: pictures of two classes are needed, a folder each, or a table of paths and labels; there"
+                f" are {len(read)} pictures of {', '.join(read.classes) or 'no class'}"
+            )
+        self.form = read.form
+        validation = None if s.validation is None else self._read(s.validation, read.form)
+        parts = self._parts = split_pictures(read, s.holdout, s.split, validation=validation)
+        self.classes = self.classes or parts.classes
+        if self._patches is None:
+            self._patches = Patches.learn(torch.from_numpy(parts.training.pixels), self._patch())
+        self._settle()
+        tokens = f"{self.patches.count} a picture, patches of {self.patches.patch[0]} × {self.patches.patch[1]} pixels"
+        report = PictureReport.of(parts, {"tokens": tokens} if s.model == "vit" else {})
+        training, held = self._samples(parts.training), self._samples(parts.validation)
+        return Material(training, held, report.lines(), report.as_dict())
+
+    def _samples(self, data: PictureData) -> PictureSamples:
+        """With the class numbers of this model, which knows classes by name."""
+        number = {label: place for place, label in enumerate(self.classes)}
+        own = np.array([number.get(label, IGNORE) for label in data.classes] + [IGNORE], dtype=np.int64)
+        return PictureSamples(data.pixels, own[data.labels])
+
+    def samples_of(self, data: str) -> PictureSamples:
+        return self._samples(self._read(data, self.form))
+
+    @property
+    def patches(self) -> Patches:
+        """Between pictures and tokens. Raises UserError before there is one."""
+        if self._patches is None:
+            raise UserError("there is no tokeniser yet: train on pictures, or load a run")
+        return self._patches
+
+    def _patch(self) -> tuple[int, int]:
+        """As given; else a quarter of a small picture's sides, and an eighth of a larger one's, or near that."""
+        s: ImageClassificationSettings = self.settings
+        assert self.form is not None
+        assert self.form.size is not None
+        if s.model == "cnn":
+            return 1, 1
+        if s.patch is not None:
+            return pair("patch", s.patch)
+        H, W = self.form.size
+        return _divisor(H, H / (4 if H <= 32 else 8)), _divisor(W, W / (4 if W <= 32 else 8))
+
+    # The model and its loss.
+
+    def _settle(self) -> None:
+        """Decide every size that was not given."""
+        if self.model_config:
+            return
+        s: ImageClassificationSettings = self.settings
+        _, H, W = shape = self.patches.shape
+        small = max(H, W) <= 12
+        if s.model == "cnn":
+            blocks = s.depth or max(1, min(3, min(H, W).bit_length() - 2))
+            dropout = 0.2 if s.dropout is None else s.dropout
+            self.settings = replace(s, width=s.width or 32, depth=blocks, dropout=dropout)
+            self.model_config = ConvolutionalConfig(shape, len(self.classes), s.width or 32, blocks, dropout).as_dict()
+            return
+        width, depth, heads = s.width or (64 if small else 96), s.depth or (3 if small else 4), s.heads or 4
+        if width % heads:
+            raise UserError(f"--width {width}: cannot be shared evenly among --heads {heads}")
+        if s.positions == "sinusoidal" and width % 4:
+            raise UserError(f"--width {width}: --positions sinusoidal needs a width that 4 divides")
+        patch = self.patches.patch
+        self.settings = replace(
+            s,
+            patch=f"{patch[0]}x{patch[1]}",
+            width=width,
+            depth=depth,
+            heads=heads,
+            dropout=s.dropout or 0.0,
+            read=s.read or "class",
+            positions=s.positions or "learned",
+        )
+        s = self.settings
+        assert s.read is not None
+        assert s.positions is not None
+        assert s.dropout is not None
+        self.model_config = VisionConfig(
+            grid=self.patches.grid,
+            inputs=self.patches.features,
+            outputs=len(self.classes),
+            width=width,
+            depth=depth,
+            heads=heads,
+            read=s.read,
+            positions=s.positions,
+            dropout=s.dropout,
+        ).as_dict()
+
+    def recipe(self, material: Material) -> dict[str, Any]:
+        n = len(material.training)
+        epochs = min(max(SEEN / n, FEWEST_EPOCHS), MOST_EPOCHS)
+        batch = max(1, min(BATCH, n // 4))
+        steps = max(LEAST_STEPS, round(epochs * -(-n // batch)))
+        rates: dict[str, Any] = {"matrix_rate": 0.02, "rate": 3e-3, "weight_decay": 0.05}
+        if self.settings.model == "cnn":
+            rates = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.05, "decay": "all"}
+        return {**rates, "batch": batch, "steps": steps, "warmup": steps // 25, "decay_share": 1.0}
+
+    def derived(self) -> dict[str, Any]:
+        c = self.model_config
+        names = ("width", "depth") if self.settings.model == "cnn" else ("width", "depth", "heads", "read", "positions")
+        tokens = {} if self.settings.model == "cnn" else {"tokens": self.patches.count}
+        return {**tokens, **{name: c[name] for name in names}, "classes": len(self.classes)}
+
+    def build(self, seed: int) -> nn.Module:
+        c = self.model_config
+        if self.settings.model == "cnn":
+            return ConvolutionalNetwork(ConvolutionalConfig(**{**c, "shape": tuple(c["shape"])}), seed)
+        return VisionTransformer(VisionConfig(**{**c, "grid": tuple(c["grid"])}), seed)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How pictures are changed in training."""
+        s: ImageClassificationSettings = self.settings
+        return Augmentation(s.shift, s.rotate, s.scale, s.elastic, s.flip, s.colour)
+
+    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: Moment) -> Batch:
+        pixels, labels = torch.from_numpy(samples[0]), torch.from_numpy(samples[1])
+        if moment.training and not self.augmentation.nothing:
+            draws = Draws.of([moment.random(row) for row in range(len(pixels))], pixels.shape[1])
+            pixels = augment(pixels, self.augmentation, draws)
+        return Batch({"image": Stream(features=self.patches.encode(pixels))}, {"loss": labels})
+
+    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        targets = batch.targets["loss"]
+        logits = model(batch)
+        # Smoothed where it is trained on, and plain where it is measured.
+        smoothing = self.settings.smoothing if logits.requires_grad else 0.0
+        terms = {"loss": cross_entropy_term(logits, targets, smoothing)}
+        return terms if logits.requires_grad else {**terms, **measured_terms(logits, targets)}
+
+    def baseline(self, material: Material) -> Baseline | None:
+        """A support-vector machine on the pixels, on the same split."""
+        training, held = material.training, material.validation
+        assert isinstance(training, PictureSamples)
+        assert isinstance(held, PictureSamples)
+        found = support_vector_accuracy(training.pixels, training.labels, held.pixels, held.labels)
+        if found is None:
+            return None
+        accuracy, C, scale = found
+        note = f"C = {C:g}, γ = {scale:g} of the usual, chosen on a fifth of the training pictures"
+        if len(training) > MOST:
+            note += f"; learnt from {MOST:,} pictures of {len(training):,}"
+        return Baseline("support-vector machine on pixels", accuracy, "accuracy", note, "accuracy")
+
+    # Use.
+
+    def pixels_of(self, files: Sequence[str]) -> Tensor:
+        """Picture files as the model is given them: (n, C, H, W) uint8. Raises UserError naming the first that is
+        none."""
+        assert self.form is not None
+        found = []
+        for name in files:
+            try:
+                found.append(decode(Path(name).read_bytes(), self.form))
+            except (OSError, ValueError) as error:
+                raise UserError(f"cannot read {shown_path(name)}: {reason_of(error)}") from None
+            except Unreadable as error:
+                raise UserError(f"{shown_path(name)}: {error}") from None
+        return torch.from_numpy(np.stack(found))
+
+    def logits(self, pixels: Tensor, taps: Taps | None = None) -> Tensor:
+        """(B, C, H, W) uint8 → logits (B, classes)."""
+        with self.ready() as model, torch.no_grad():
+            batch = Batch({"image": Stream(features=self.patches.encode(pixels))})
+            logits: Tensor = model(batch.to(self.device), taps=taps)
+        return logits
+
+    def predict(self, files: str | Sequence[str]) -> list[dict[str, Any]]:
+        """For each picture file its likeliest class, and the probability of each class, the likeliest first.
+
+        Raises UserError for a file that is no whole picture.
+        """
+        files = [files] if isinstance(files, str) else list(files)
+        answers = []
+        for start in range(0, len(files), 64):
+            logits = self.logits(self.pixels_of(files[start : start + 64]))
+            for found in logits.double().softmax(-1).tolist():
+                ranked = sorted(zip(self.classes, found, strict=True), key=lambda one: -one[1])
+                answers.append({"label": ranked[0][0], "probabilities": dict(ranked)})
+        return answers
+
+    def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
+        if verb == "look":
+            return look_at(self, options, show)
+        assert isinstance(options, PredictOptions)
+        if not options.files:
+            raise UserError("nothing to label: give picture files")
+        if options.top < 1:
+            raise UserError(f"--top {options.top}: must be at least 1")
+        found = self.predict(options.files)
+        if len(found) == 1:
+            rows = [[label, f"{p:.1%}"] for label, p in found[0]["probabilities"].items()]
+            show(plain_table(rows, ["label", "probability"]) + "\n")
+        else:
+            best = [list(answer["probabilities"].items())[: options.top] for answer in found]
+            rows = [
+                [file, ", ".join(f"{label} {p:.1%}" for label, p in top)]
+                for file, top in zip(options.files, best, strict=True)
+            ]
+            show(plain_table(rows, ["file", "label and probability"]) + "\n")
+        return {"predictions": [{"file": file, **one} for file, one in zip(options.files, found, strict=True)]}
+
+    # The run.
+
+    def save_parts(self, folder: Path) -> dict[str, Any]:
+        assert self.form is not None
+        self.patches.save(folder / "tokenizer.json")
+        return {"classes": self.classes, "form": self.form.as_dict(), "tokenizer": self.patches.fingerprint()}
+
+    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+        self._patches = Patches.load(folder / "tokenizer.json")
+        if self._patches.fingerprint() != kept.get("tokenizer"):
+            raise UserError(f"{folder / 'tokenizer.json'}: is not the tokeniser that the run was trained with")
+        try:
+            self.form = PictureForm.from_dict(kept["form"])
+            self.classes = [str(label) for label in kept["classes"]]
+            fits = self.form.shape == self._patches.shape
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{folder / 'config.json'}: parts has no form or no classes ({error})") from None
+        if not fits or len(self.classes) < 2:
+            raise UserError(f"{folder / 'config.json'}: its form and classes do not fit the tokeniser")
+
+    # For the equality kit.
+
+    paths: ClassVar[Mapping[str, str]] = every_path(
+        {
+            **dict.fromkeys(STEPWISE, "a picture is read at once, and nothing grows step by step"),
+            "packed = alone": "a row has one label, so that it cannot hold several pictures",
+        }
+    )
+
+    @classmethod
+    def examples(cls, folder: Path) -> Mapping[str, Example]:
+        table = _stripes(folder)
+        tiny = {"width": 16, "depth": 2, "batch": 4}
+        no_padding = dict.fromkeys(
+            ("padded left = unpadded", "padded right = unpadded"), "a convolutional network reads whole pictures alone"
+        )
+        cnn = {**tiny, "width": 8, "model": "cnn", "shift": 0.0}
+        return {
+            "vit": Example(table, {**tiny, "heads": 2, "patch": "2x4"}),
+            "vit, mean": Example(
+                table, {**tiny, "heads": 2, "read": "mean", "positions": "sinusoidal", "dropout": 0.1, "flip": 0.5}
+            ),
+            "cnn": Example(table, cnn, {**no_padding, "fused = explicit": "a convolutional network has no attention"}),
+        }
+
+
+def _divisor(side: int, wanted: float) -> int:
+    """The divisor of a side that is nearest to what is wanted, the larger of two."""
+    return min((n for n in range(1, side + 1) if side % n == 0), key=lambda n: (abs(n - wanted), -n))
+
+
+def _stripes(folder: Path) -> str:
+    """Pictures of 8 × 8 pixels in two folders: noise with stripes that lie or stand. The folder's name."""
+    random = np.random.Generator(np.random.Philox(0))
+    root = folder / "stripes"
+    for number in range(24):
+        image = random.integers(0, 60, (8, 8))
+        image[number % 2 :: 2] += 150
+        lying = number % 3 == 0
+        path = root / ("lying" if lying else "standing") / f"{number}.pgm"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"P5 8 8 255\n" + (image if lying else image.T).astype(np.uint8).tobytes())
+    return str(root)

@@ -1,0 +1,1 @@
+"""What tasks share that read pictures."""

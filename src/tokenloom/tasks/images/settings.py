@@ -1,0 +1,79 @@
+"""Settings of tasks that read pictures, and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenloom.data.labelled import LabelColumns
+from tokenloom.data.picture_files import PictureForm
+from tokenloom.data.picture_split import DEFAULT_SHARE
+from tokenloom.errors import UserError
+from tokenloom.training.settings import option
+
+
+@dataclass(frozen=True)
+class PictureSettings:
+    """Which pictures, and what they are brought to."""
+
+    resolution: str | None = option(None, "pixels a picture is brought to, 28 or HEIGHTxWIDTH; found in the data")
+    mode: Literal["grey", "colour"] | None = option(None, "grey or colour; grey where no picture has colour")
+    fit: Literal["crop", "pad", "stretch"] = option("crop", "how another shape becomes this one")
+    background: str = option("white", "what is behind transparent pixels: a colour's name, or #rrggbb")
+    limit: float = option(100.0, "most million pixels that a file may unpack to")
+    skip_broken: bool = option(False, "go on without pictures that cannot be read")
+    column: str | None = option(None, "column of a table, or field of JSON lines, that holds the path")
+    label: str | None = option(None, "column of a table, or field of JSON lines, that holds the label")
+    header: bool | None = option(None, "the first row of a table names its columns; guessed when not given")
+    validation: str | None = option(None, "validate on these data instead of a part of the data")
+    holdout: float = option(DEFAULT_SHARE, "share of each class kept for validation")
+    split: int = option(0, "seed of the split: another number keeps other pictures")
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Which pictures are to be labelled."""
+
+    files: list[str] = option([], "picture files to be labelled", positional=True)
+    top: int = option(3, "how many classes to show of each, where there are several files")
+
+
+@dataclass(frozen=True)
+class LookOptions:
+    """Which picture, which layer, and where the drawing goes."""
+
+    file: str | None = option(None, "a picture file", positional=True)
+    layer: int | None = option(None, "the layer whose attention is shown, from 1; the last")
+    out: str | None = option(None, "the drawing to write, a PNG")
+    dark: bool = option(False, "light on dark")
+
+
+def form_of(s: PictureSettings) -> PictureForm:
+    """What pictures are brought to. Raises UserError for a value out of range."""
+    if not s.limit > 0:
+        raise UserError(f"--limit {s.limit}: must be above 0 (million pixels)")
+    size = None if s.resolution is None else pair("resolution", s.resolution)
+    return PictureForm(size, s.mode, s.fit, s.background, int(s.limit * 1e6))
+
+
+def pair(name: str, text: str) -> tuple[int, int]:
+    """ "28" or "28x20" as (height, width). Raises UserError for anything else."""
+    parts = text.lower().replace("×", "x").split("x")
+    if len(parts) > 2 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"--{name} {text}: give pixels such as 28, or HEIGHTxWIDTH such as 28x20")
+    if int(parts[0]) * int(parts[-1]) > 4096 * 4096:
+        raise UserError(f"--{name} {text}: at most 4096 pixels a side")
+    return int(parts[0]), int(parts[-1])
+
+
+def columns_of(s: PictureSettings) -> LabelColumns:
+    """Where a table holds paths and labels."""
+    return LabelColumns(s.column, s.label, s.header)
+
+
+def check_split(s: PictureSettings) -> None:
+    """Raise UserError for a share out of range, and where the split has no effect."""
+    if not 0 < s.holdout < 1:
+        raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
+    if s.validation is not None and (s.holdout, s.split) != (DEFAULT_SHARE, 0):
+        raise UserError("--holdout and --split have no effect with --validation: leave them out")

@@ -102,6 +102,18 @@ def test_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert capsys.readouterr().out.strip(), f"{line} prints nothing"
 
 
+def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    Path("my").mkdir()
+    for name, size in (("seven", (60, 80)), ("one", (20, 20))):
+        image.new("RGB", size, (10, 20, 30)).save(f"my/{name}.png")
+    for line in [line for line in block("pictures").splitlines() if line and not line.startswith("#")]:
+        assert main(shlex.split(line)[1:]) == 0, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), f"{line} prints nothing"
+    assert Path("look.png").stat().st_size > 1000
+
+
 def test_painting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("PIL")
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,193 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tokenloom
+from tokenloom.cli.main import main
+from tokenloom.data.pictures import read_pictures
+from tokenloom.drawing.overlay import draw_overlays
+from tokenloom.errors import UserError
+from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings, _stripes
+from tokenloom.tasks.images.looking import rollout
+from tokenloom.tasks.images.settings import pair
+from tokenloom.tasks.labels.vectors import support_vector_accuracy
+from tokenloom.training.batches import Moment
+
+TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1, "heads": 2, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run that tells lying from standing stripes, and the folder it was trained on."""
+    folder = tmp_path_factory.mktemp("pictures")
+    data = _stripes(folder)
+    tokenloom.train(data, out=folder / "run", steps=60, patch="4", shift=0.0, rotate=0.0, **TINY)
+    return folder / "run", Path(data)
+
+
+def test_a_newcomers_folder_is_learnt_and_used(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, data = run
+    task: Any = tokenloom.load(folder)
+    assert isinstance(task, ImageClassification)
+    files = [str(path) for path in sorted(data.rglob("*.pgm"))]
+    truth = [Path(file).parent.name for file in files]
+    found = task.predict(files)
+    right = [one["label"] == label for one, label in zip(found, truth, strict=True)]
+    assert np.mean(right) >= 0.9
+    assert main(["predict", str(folder), *files[:2], "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["predictions"]
+    assert [answer["file"] for answer in answers] == files[:2]
+    assert answers[0]["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-5)
+    assert main(["predict", str(folder), files[0]]) == 0
+    assert capsys.readouterr().out.startswith("label     probability")
+    assert {"confusion.png", "confusion-dark.png", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+
+
+def test_use_sees_what_training_saw(run: tuple[Path, Path]) -> None:
+    """Training-time = serving-time preprocessing: files one by one are the pictures that were read as data."""
+    task: Any = tokenloom.load(run[0])
+    data = read_pictures(str(run[1]))
+    pixels = task.pixels_of([str(run[1] / id) for id in data.ids])
+    np.testing.assert_array_equal(pixels.numpy(), data.pixels)
+
+
+def test_evaluate_has_the_tables(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run[0]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    counts = np.array(found["confusion"]["counts"])
+    assert counts.sum() == found["pictures"] == 5
+    assert found["accuracy"] == counts.trace() / 5
+    assert main(["evaluate", str(run[0])]) == 0
+    assert "measured on: 5 pictures" in capsys.readouterr().out
+
+
+def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path: Path) -> None:
+    """A class that the run does not know counts as wrong, and the numbers of the others do not shift."""
+    task: Any = tokenloom.load(run[0])
+    shutil.copytree(run[1] / "standing", tmp_path / "d" / "standing")
+    shutil.copytree(run[1] / "lying", tmp_path / "d" / "across")
+    samples = task.samples_of(str(tmp_path / "d"))
+    assert sorted(set(samples.labels.tolist())) == [-100, 1]
+    counts = np.array(task.evaluate(str(tmp_path / "d"))["confusion"]["counts"])
+    assert counts.shape == (3, 3)
+    assert counts[2].sum() == 8
+
+
+def test_augmentation_is_of_training_alone_and_keyed_by_sample(run: tuple[Path, Path]) -> None:
+    task: Any = tokenloom.load(run[0])
+    samples = task.prepare(str(run[1])).training
+    keys = samples.all()[:6]
+
+    def batch(keys: Any, step: int) -> torch.Tensor:
+        return task.collate(samples.take(keys), Moment(7, step, keys))["image"].tokens
+
+    plain = batch(keys, -1)
+    torch.testing.assert_close(plain, task.patches.encode(torch.from_numpy(samples.pixels[keys])))
+    assert not torch.equal(batch(keys, 3), plain)
+    assert not torch.equal(batch(keys, 3), batch(keys, 4))
+    assert torch.equal(batch(keys, 3)[[4, 1]], batch(keys[[4, 1]], 3))
+
+
+def test_looking_is_drawn(run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = next((run[1] / "lying").iterdir())
+    out = tmp_path / "look.png"
+    assert main(["look", str(run[0]), str(file), "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert out.stat().st_size > 5000
+    assert set(found["maps"]) == {"layer 1, all heads", "rollout", "head 1", "head 2"}
+    heads = np.array([found["maps"]["head 1"], found["maps"]["head 2"]])
+    assert heads.shape == (2, 2, 2)
+    assert bool((heads >= 0).all())
+    assert bool((heads.sum((1, 2)) < 1).all()), "a share is the class token's own"
+    np.testing.assert_allclose(found["maps"]["layer 1, all heads"], heads.mean(0), atol=1e-6)
+    # One layer: half of the mean attention, the other half being the residual connection.
+    np.testing.assert_allclose(found["maps"]["rollout"], heads.mean(0) / 2, atol=1e-6)
+    for words, message in ((["--layer", "2"], "layers 1 to 1"), ([], "nothing to look at")):
+        assert main(["look", str(run[0]), *([str(file)] if words else []), *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_rollout_by_hand() -> None:
+    """Two tokens, two layers, one head: A₁ = A₂ = [[0, 1], [1, 0]], so that each layer is [[½, ½], [½, ½]]."""
+    swap = torch.tensor([[[[0.0, 1], [1, 0]]]])
+    torch.testing.assert_close(rollout([swap, swap])[0], torch.full((2, 2), 0.5))
+    first = torch.tensor([[[[1.0, 0], [1, 0]]]])
+    # [[½, ½], [½, ½]] · [[1, 0], [½, ½]] = [[¾, ¼], [¾, ¼]]
+    torch.testing.assert_close(rollout([first, swap])[0], torch.tensor([[0.75, 0.25], [0.75, 0.25]]))
+
+
+def test_an_overlay_shows_picture_and_maps(tmp_path: Path) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
+    weights = [[0.0, 0.5], [0.25, 1.0]]
+    figure = draw_overlays(pixels, {"one": weights}, tmp_path / "o.png", title="cat $5", dark=True)
+    first, second = figure.axes
+    assert (first.get_title(), second.get_title()) == ("cat $5", "one")
+    np.testing.assert_array_equal(first.images[0].get_array(), pixels.transpose(1, 2, 0))
+    np.testing.assert_allclose(second.images[1].get_array(), weights)
+    assert second.get_xlabel() == "0.000 to 1.000"
+
+
+def test_the_simple_method_learns() -> None:
+    random = np.random.Generator(np.random.Philox(0))
+    labels = np.arange(60) % 2
+    pixels = (random.integers(0, 100, (60, 1, 4, 4)) + 100 * labels[:, None, None, None]).astype(np.uint8)
+    found = support_vector_accuracy(pixels[:40], labels[:40], pixels[40:], labels[40:])
+    assert found is not None
+    assert found[0] >= 0.95
+    assert support_vector_accuracy(pixels[:4:2], labels[:4:2], pixels, labels) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"patch": "3"}, "does not divide by 3, but by 1, 2, 4, 8"),
+        ({"patch": "x"}, "--patch x"),
+        ({"resolution": "9x8x7"}, "--resolution 9x8x7"),
+        ({"width": 15, "heads": 2}, "--width 15"),
+        ({"width": 6, "heads": 2, "positions": "sinusoidal"}, "4 divides"),
+        ({"model": "cnn", "patch": "2"}, "--patch has no effect with --model cnn"),
+        ({"shift": -0.1}, "--shift -0.1"),
+        ({"flip": 2.0}, "--flip 2"),
+        ({"dropout": 1.0}, "--dropout 1"),
+        ({"limit": 0.0}, "--limit 0"),
+        ({"holdout": 1.0}, "--holdout 1"),
+        ({"holdout": 0.5, "validation": "x"}, "no effect with --validation"),
+    ],
+)
+def test_what_cannot_be_is_refused(run: tuple[Path, Path], settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ImageClassification(ImageClassificationSettings(**settings)).prepare(str(run[1]))
+
+
+def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: Path) -> None:
+    for folder in (tmp_path / "one", tmp_path / "flat"):
+        shutil.copytree(run[1] / "lying", folder / "lying" if folder.name == "one" else folder)
+        with pytest.raises(UserError, match="pictures of two classes are needed"):
+            ImageClassification().prepare(str(folder))
+
+
+def test_a_damaged_file_to_predict_is_named(run: tuple[Path, Path], tmp_path: Path) -> None:
+    task: Any = tokenloom.load(run[0])
+    (tmp_path / "page.png").write_text("<html>")
+    with pytest.raises(UserError, match=r"page.png': no picture of a known kind"):
+        task.predict(str(tmp_path / "page.png"))
+    with pytest.raises(UserError, match="No such file"):
+        task.predict(str(tmp_path / "none.png"))
+
+
+def test_a_tokeniser_that_is_another_is_refused(run: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(run[0], tmp_path / "run")
+    kept = tmp_path / "run" / "tokenizer.json"
+    kept.write_text(kept.read_text().replace('"mean": [', '"mean": [0.5, '))
+    with pytest.raises(UserError, match=r"tokenizer.json"):
+        tokenloom.load(tmp_path / "run")
+
+
+def test_pairs() -> None:
+    assert pair("patch", "7") == (7, 7)
+    assert pair("patch", "28x20") == pair("patch", "28×20") == (28, 20)

@@ -71,11 +71,12 @@ def test_sms_spam_is_told_apart_as_well_as_by_the_peer() -> None:
 def test_glosses_are_told_apart_better_than_by_the_peer() -> None:
     """Ten classes of nouns in at most fifteen minutes of two cores."""
     parts = parts_of("glosses")
-    task, seconds = trained("glosses", **LAST)
+    task, seconds = trained("glosses", steps=9_000, vocab=8_000, **LAST)
     assert seconds <= 1_800
     measured, peer = task.evaluate(), peer_accuracy(parts)
     assert measured["accuracy"] >= 0.90
-    assert measured["accuracy"] > peer, f"{measured['accuracy']:.4f} against {peer:.4f}"
+    print(f"{measured['accuracy']:.4f} against {peer:.4f}, {seconds:.0f} s")
+    assert measured["accuracy"] > peer
 
 
 def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:

@@ -13,10 +13,11 @@ PLAIN = {
     "mlp": {"kind": "plain", "activation": "gelu", "bias": True},
     "norm": "layer",
     "head_norm": None,
+    "read": "class",
     "bias": True,
     "start": "plain",
 }
-CONFIG = VisionConfig(grid=(3, 2), inputs=24, outputs=5, width=16, depth=2, heads=2)
+CONFIG = VisionConfig(grid=(3, 2), inputs=24, outputs=5, width=16, depth=2, heads=2, read="class")
 
 
 def test_it_agrees_with_transformers() -> None:

@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run that tells lying from standing stripes, and the folder it was trained on."""
     folder = tmp_path_factory.mktemp("pictures")
     data = _stripes(folder)
-    tokenloom.train(data, out=folder / "run", steps=60, patch="4", shift=0.0, rotate=0.0, **TINY)
+    tokenloom.train(data, out=folder / "run", steps=60, patch="4", read="class", shift=0.0, rotate=0.0, **TINY)
     return folder / "run", Path(data)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tokenloom.models.batch import Batch
 from tokenloom.models.encoder import mean_over_real
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.initialise import Table, constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.initialise import Table, constant, initialise, normal, normal_by_inputs
 from tokenloom.nn.masks import Padding
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import Learned, Positions, Sinusoidal
@@ -37,11 +37,11 @@ class VisionConfig:
     width: int
     depth: int
     heads: int
-    read: str = "class"
+    read: str = "mean"
     positions: str = "learned"
-    mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "gelu-tanh", "bias": False})
-    norm: str = "rms"
-    head_norm: str | None = "rms"
+    mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "relu2", "bias": False})
+    norm: str = "layer"
+    head_norm: str | None = None
     bias: bool = False
     dropout: float = 0.0
     start: str = "modern"
@@ -149,5 +149,6 @@ def _table(config: VisionConfig) -> Table:
         ("*.mlp.W_out.weight", last),
         ("*.bias?", constant(0.0)),
         ("*norm*.weight?", constant(1.0)),
-        ("readout.weight", constant(0.0) if modern else framework_linear),
+        # Not zero, so that the body learns from the first step.
+        ("readout.weight", normal_by_inputs(0.5)),
     ]

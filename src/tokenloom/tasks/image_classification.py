@@ -198,7 +198,7 @@ class ImageClassification(OneLabel):
             depth=depth,
             heads=heads,
             dropout=s.dropout or 0.0,
-            read=s.read or "class",
+            read=s.read or "mean",
             positions=s.positions or "learned",
         )
         s = self.settings

@@ -1,4 +1,7 @@
-"""What a vision transformer looks at: the attention of the class token, and attention rollout, over the picture."""
+"""What a vision transformer looks at: the attention of what is read, and attention rollout, over the picture.
+
+What is read is the class token, or the mean of all patches; then attention is that of the mean patch.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,16 @@ def rollout(patterns: list[Tensor]) -> Tensor:
     return whole
 
 
+def _read(pattern: Tensor, read: str) -> Tensor:
+    """(…, N, N) → (…, patches): how much what is read looks at each patch."""
+    return pattern[..., 0, 1:] if read == "class" else pattern.mean(-2)
+
+
 def look_at(task: ImageClassification, options: LookOptions, show: Show) -> dict[str, Any]:
-    """Draw a picture, each head's attention from the class token, their mean, and the rollout."""
+    """Draw a picture, each head's attention from the class token or the mean patch, their mean, and the rollout."""
     model = task.model
-    if not isinstance(model, VisionTransformer) or model.config.read != "class":
-        raise UserError("only a vision transformer with --read class has a class token that looks at a picture")
+    if not isinstance(model, VisionTransformer):
+        raise UserError("only a vision transformer looks at a picture patch by patch: --model vit")
     if options.file is None:
         raise UserError("nothing to look at: give a picture file")
     layers = model.config.depth
@@ -49,8 +57,8 @@ def look_at(task: ImageClassification, options: LookOptions, show: Show) -> dict
     probabilities = task.logits(pixels, taps)[0].double().softmax(-1)
     patterns = [taps.values[f"layers.{number}.pattern"] for number in range(layers)]
     grid = model.config.grid
-    heads = patterns[layer - 1][0, :, 0, 1:].reshape(-1, *grid)
-    rolled = rollout(patterns)[0, 0, 1:].reshape(grid)
+    heads = _read(patterns[layer - 1][0], model.config.read).reshape(-1, *grid)
+    rolled = _read(rollout(patterns)[0], model.config.read).reshape(grid)
     maps = {f"layer {layer}, all heads": heads.mean(0), "rollout": rolled}
     maps |= {f"head {number}": head for number, head in enumerate(heads, start=1)}
     best = int(probabilities.argmax())

@@ -1,0 +1,94 @@
+"""A whole training step of an image classifier, against `transformers`' ViT of the same shape.
+
+Pictures of 28 × 28 grey pixels in patches of 7 × 7, four layers of width 96, 64 pictures a step; float32, no dropout,
+no augmentation, no evaluation inside. Both have AdamW; the recipe of the command line, which has Muon for the matrices,
+is another row. Each side is a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks.harness import Row, Setting, at_least, compare
+from benchmarks.side import apart
+from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
+from tokenloom.training.batches import Batches
+from tokenloom.training.loop import Trainer
+from tokenloom.training.machine import keep_freed_memory
+from tokenloom.training.settings import GENERAL_RECIPE, OptimizerSettings, TrainingSettings
+
+SIDE, PATCH, D, H, L, BATCH = 28, 7, 96, 4, 4, 64
+STEPS = 4000
+
+
+def _ours(**more: Any) -> Callable[[], Any]:
+    """A step as `tokenloom train digits --resolution 28` takes it. more: other settings of training."""
+    keep_freed_memory()  # as every training on a CPU does
+    given: dict[str, Any] = dict.fromkeys(("shift", "rotate", "scale", "elastic"), 0.0)
+    given |= {"resolution": str(SIDE), "patch": str(PATCH), "width": D, "depth": L, "heads": H, "read": "class"}
+    task = ImageClassification(ImageClassificationSettings(**given))
+    material = task.prepare("digits")
+    settings, _ = TrainingSettings(**more).filled({**GENERAL_RECIPE, **task.recipe(material)})
+    batches = Batches(material.training, task.collate, batch=BATCH, seed=0)
+    trainer = Trainer(task, task.build(0).train(), settings, batches)
+    done = iter(range(1 << 40))
+    return lambda: trainer.step(next(done) % STEPS, STEPS)
+
+
+def _peer() -> Callable[[], Any]:
+    """The pictures as a tensor of numbers with a point, a batch by one gather, and the fused AdamW."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    task = ImageClassification(ImageClassificationSettings(resolution=str(SIDE)))
+    samples: Any = task.prepare("digits").training
+    pixels, labels = (torch.from_numpy(part) for part in samples.take(samples.all()))
+    X = (pixels / 255 - 0.5) / 0.5
+    config = ViTConfig(
+        image_size=SIDE,
+        patch_size=PATCH,
+        num_channels=1,
+        hidden_size=D,
+        num_hidden_layers=L,
+        num_attention_heads=H,
+        intermediate_size=4 * D,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    model = ViTForImageClassification(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step() -> float:
+        rows = torch.randint(len(X), (BATCH,))
+        loss = cross_entropy(model(X[rows]).logits, labels[rows])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+OURS, MUON = "ours", "ours, with Muon"
+PEER = "transformers' ViT"
+SIDES: dict[str, Callable[[], Callable[[], Any]]] = {
+    OURS: lambda: _ours(optimizer=OptimizerSettings("adamw")),
+    MUON: _ours,
+    PEER: _peer,
+}
+
+
+def measure(setting: Setting) -> list[Row]:
+    times = 10 if setting.quick else 40
+    ours, muon, theirs = (apart("pictures", name, setting, times) for name in (OURS, MUON, PEER))
+    what = "training step of an image classifier"
+    return [
+        compare(what, ours, PEER, theirs, setting, goal=at_least(1.0)),
+        compare(f"{what}, with Muon", muon, PEER, theirs, setting),
+    ]

@@ -52,7 +52,7 @@ def test_an_option_of_another_task_says_whose_it_is(refused: Refused, tmp_path: 
     said = refused("train", text, "--no-header")
     assert "--no-header is an option of" in said
     assert "--task text-classification" in said
-    assert "Unknown option" in refused("train", text, "--colour", "red")
+    assert "Unknown option" in refused("train", text, "--taste", "sweet")
 
 
 def test_a_use_that_a_run_has_not_or_a_run_that_is_not_there(refused: Refused, run: Path, tmp_path: Path) -> None:

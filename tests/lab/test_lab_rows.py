@@ -1,5 +1,8 @@
 """The rows that take no time are exact; those that take long, in quick form against the bound written beside each."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from tokenloom.lab.experiment import Experiment
@@ -42,3 +45,30 @@ def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["2.9"], Wish(quick=True))
     assert row["quick"]
     assert row["good"], row["measures"]
+
+
+@pytest.mark.parametrize("id", ["3.1", "3.2", "3.8", "3.15"])
+def test_rows_of_the_third_section_without_data(id: str) -> None:
+    assert measure(experiments()[id], Wish())["good"]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_the_masked_line(seed: int | None, tinyshakespeare: str) -> None:
+    row = measure(experiments()["3.12"], Wish(seed=seed))
+    assert row["good"], row["measures"]
+
+
+def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str) -> None:
+    made: dict[Any, Any] = {}
+    rows = {id: measure(experiments()[id], Wish(quick=True), made) for id in ("3.4", "3.6", "3.7", "3.10")}
+    assert len(made) == 1, "the model is trained once"
+    assert all(row["good"] for row in rows.values()), rows
+    heads = rows["3.7"]["pictures"][0]["panels"]
+    assert len(heads) == 2
+    for panel in heads:
+        weights = np.array(panel["values"])
+        assert weights.shape == (40, 40)
+        assert np.allclose(weights.sum(1), 1, atol=1e-5)
+        assert not np.triu(weights, 1).any(), "no head looks ahead"
+    lines = rows["3.10"]["pictures"][0]["lines"]
+    assert [line["y"][0] for line in lines] == sorted((line["y"][0] for line in lines), reverse=True)

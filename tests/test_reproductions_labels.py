@@ -97,24 +97,25 @@ def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:
 
 
 def test_with_a_hundred_labels_unlabelled_texts_help(tmp_path: Path) -> None:
-    """An encoder that has filled in words of the unlabelled messages against one that has not, with five draws of 100
-    labelled messages each: at least 3 points better."""
+    """A readout on an encoder that has filled in words of the unlabelled messages, against an encoder that has not, with
+    five draws of 100 labelled messages each: at least 3 points better. 200 steps are the best for the one without (400:
+    0.941 for 0.942), which all of it has to learn."""
     gains = []
     parts = parts_of("sms-spam")
     unlabelled = tmp_path / "unlabelled.jsonl"
     write_texts(unlabelled, [item.text for item in parts.training.items])
     sizes: dict[str, Any] = {"width": 64, "depth": 2, "heads": 4, "context": 64}
     body = tmp_path / "body"
-    tokenloom.train(str(unlabelled), task="fill-mask", out=body, steps=3_000, vocab=2_000, threads=1, **sizes)
+    tokenloom.train(str(unlabelled), task="fill-mask", out=body, steps=10_000, vocab=2_000, threads=1, **sizes)
     held = tmp_path / "held.csv"
     write_table(held, parts.validation.items)
     for seed in range(5):
         chosen = np.random.default_rng(seed).permutation(len(parts.training.items))[:100]
         few = tmp_path / f"few{seed}.csv"
         write_table(few, [parts.training.items[place] for place in chosen])
-        common = {"validation": str(held), "steps": 200, "batch": 16, "evaluate_every": 200, "threads": 1, "seed": seed}
-        without, _ = trained(str(few), **common, **sizes, vocab=2_000)
-        with_body, _ = trained(str(few), **common, init=str(body))
+        common = {"validation": str(held), "batch": 16, "evaluate_every": 1_000, "threads": 1, "seed": seed}
+        without, _ = trained(str(few), **common, **sizes, steps=200, vocab=2_000)
+        with_body, _ = trained(str(few), **common, steps=800, rate=0.001, train="head", init=str(body))
         gains.append(with_body.evaluate()["accuracy"] - without.evaluate()["accuracy"])
     assert mean(gains) >= 0.03, gains
 

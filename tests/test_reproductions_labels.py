@@ -97,9 +97,11 @@ def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:
 
 
 def test_with_a_hundred_labels_unlabelled_texts_help(tmp_path: Path) -> None:
-    """A readout on an encoder that has filled in words of the unlabelled messages, against an encoder that has not, with
-    five draws of 100 labelled messages each: at least 3 points better. 200 steps are the best for the one without (400:
-    0.941 for 0.942), which all of it has to learn."""
+    """A readout on an encoder that has filled in words of the unlabelled messages, against an encoder that has not.
+
+    Five draws of 100 labelled messages; at least 3 points better. 200 steps are best for the one without, all of which
+    has to learn (400: 0.941 for 0.942).
+    """
     gains = []
     parts = parts_of("sms-spam")
     unlabelled = tmp_path / "unlabelled.jsonl"

@@ -5,7 +5,7 @@ import torch
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
-from tokenloom.models.vision import Sinusoidal2D, VisionConfig, VisionTransformer
+from tokenloom.models.vision import Sinusoidal2D, VisionConfig, VisionTransformer, resized_positions
 from tokenloom.nn.taps import Taps
 from tokenloom.tokens.image import Patches
 
@@ -118,6 +118,18 @@ def test_positions_in_two_dimensions_by_hand() -> None:
     one, two = torch.tensor(1.0), torch.tensor(2.0)
     torch.testing.assert_close(r[1], torch.stack((one.sin(), one.cos(), two.sin(), two.cos())))
     assert r[0].tolist() == [0, 0, 0, 0]
+
+
+def test_positions_are_stretched_over_another_grid() -> None:
+    """A plane that rises by 1 a row and 10 a column: stretched to twice the columns, two of them rise by 10."""
+    plane = torch.arange(6.0)[:, None] + 10 * torch.arange(6.0)[None]
+    table = torch.cat((torch.full((1, 1), 99.0), plane.reshape(36, 1)))
+    wide = resized_positions(table, (6, 6), (6, 12))
+    assert wide[0].item() == 99
+    inner = wide[1:].reshape(6, 12)[:, 3:9]
+    torch.testing.assert_close(inner[:, 2:] - inner[:, :-2], torch.full((6, 4), 10.0))
+    torch.testing.assert_close(inner.diff(dim=0), torch.ones(5, 6))
+    assert resized_positions(table, (6, 6), (6, 6)) is table
 
 
 def test_taps_show_the_patterns() -> None:

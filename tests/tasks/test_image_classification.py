@@ -12,7 +12,8 @@ from tokenloom.cli.main import main
 from tokenloom.data.pictures import read_pictures
 from tokenloom.drawing.overlay import draw_overlays
 from tokenloom.errors import UserError
-from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings, _stripes
+from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
+from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import rollout
 from tokenloom.tasks.images.settings import pair
 from tokenloom.tasks.labels.vectors import support_vector_accuracy
@@ -25,7 +26,7 @@ TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1,
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run that tells lying from standing stripes, and the folder it was trained on."""
     folder = tmp_path_factory.mktemp("pictures")
-    data = _stripes(folder)
+    data = stripes(folder)
     tokenloom.train(data, out=folder / "run", steps=60, patch="4", read="class", shift=0.0, rotate=0.0, **TINY)
     return folder / "run", Path(data)
 
@@ -169,6 +170,22 @@ def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: P
         shutil.copytree(run[1] / "lying", folder / "lying" if folder.name == "one" else folder)
         with pytest.raises(UserError, match="pictures of two classes are needed"):
             ImageClassification().prepare(str(folder))
+
+
+def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp_path: Path) -> None:
+    """Positions are stretched, everything else comes along, and so does the readout of the same classes."""
+    out = tmp_path / "larger"
+    tokenloom.train(run[1], task="image-classification", init=str(run[0]), resolution="16", steps=1, rate=0.0, out=out)
+    large, small = tokenloom.load(out), tokenloom.load(run[0])
+    assert isinstance(large, ImageClassification)
+    assert large.patches.grid == (4, 4)
+    assert large.patches.mean == small.patches.mean  # type: ignore[attr-defined]
+    ours, theirs = large.model.state_dict(), small.model.state_dict()
+    assert ours["body.positions.table"].shape == (17, 16)
+    assert torch.equal(ours["body.positions.table"][0], theirs["body.positions.table"][0])
+    assert torch.equal(ours["readout.weight"], theirs["readout.weight"])
+    with pytest.raises(UserError, match="--patch 2: the run that --init names has 4x4"):
+        tokenloom.train(run[1], task="image-classification", init=str(run[0]), patch="2", steps=1, out=tmp_path / "no")
 
 
 def test_a_damaged_file_to_predict_is_named(run: tuple[Path, Path], tmp_path: Path) -> None:

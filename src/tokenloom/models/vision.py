@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from tokenloom.models.batch import Batch
 from tokenloom.models.encoder import mean_over_real
@@ -100,6 +101,18 @@ class VisionBody(nn.Module):
             X = taps.see("embedded", X)
         Y: Tensor = self.transformer(X, mask=None if real is None else Padding(real), taps=taps)
         return Y
+
+
+def resized_positions(table: Tensor, grid: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Learned positions (1 + rows · columns, D) for another grid, by bicubic interpolation between patches.
+
+    The class token's, the first, stays. Source: Dosovitskiy et al. 2021, section 3.2.
+    """
+    if grid == new:
+        return table
+    plane = table[1:].T.reshape(1, -1, *grid)
+    stretched = interpolate(plane, new, mode="bicubic", align_corners=False)
+    return torch.cat((table[:1], stretched[0].flatten(1).T))
 
 
 def _layer(config: VisionConfig) -> TransformerLayer:

@@ -22,10 +22,11 @@ from tokenloom.drawing.tables import plain_table
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
-from tokenloom.models.vision import VisionConfig, VisionTransformer
+from tokenloom.models.vision import VisionConfig, VisionTransformer, resized_positions
 from tokenloom.nn.taps import Taps
-from tokenloom.tasks.frame.base import Example, Material, Show
+from tokenloom.tasks.frame.base import Example, Material, Show, Task
 from tokenloom.tasks.frame.paths import STEPWISE, every_path
+from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import look_at
 from tokenloom.tasks.images.settings import (
     LookOptions,
@@ -34,6 +35,7 @@ from tokenloom.tasks.images.settings import (
     check_split,
     columns_of,
     form_of,
+    nearest_divisor,
     pair,
 )
 from tokenloom.tasks.labels.one_label import OneLabel, measured_terms
@@ -84,12 +86,14 @@ class ImageClassification(OneLabel):
     }
     uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "look": LookOptions}
     things: ClassVar[str] = "pictures"
+    head: ClassVar[str] = "readout."
 
     def __init__(self, settings: ImageClassificationSettings | None = None) -> None:
         super().__init__(settings)
         self.classes: list[str] = []
         self.form: PictureForm | None = None
         self._patches: Patches | None = None
+        self._origin: Patches | None = None
         self._parts: PictureSplit | None = None
         self._check()
 
@@ -135,7 +139,7 @@ class ImageClassification(OneLabel):
         parts = self._parts = split_pictures(read, s.holdout, s.split, validation=validation)
         self.classes = self.classes or parts.classes
         if self._patches is None:
-            self._patches = Patches.learn(torch.from_numpy(parts.training.pixels), self._patch())
+            self._patches = self._learn(parts.training.pixels)
         self._settle()
         tokens = f"{self.patches.count} a picture, patches of {self.patches.patch[0]} × {self.patches.patch[1]} pixels"
         report = PictureReport.of(parts, {"tokens": tokens} if s.model == "vit" else {})
@@ -158,6 +162,44 @@ class ImageClassification(OneLabel):
             raise UserError("there is no tokeniser yet: train on pictures, or load a run")
         return self._patches
 
+    def _learn(self, pixels: Pixels) -> Patches:
+        """The tokeniser; values are scaled as those of the run of `--init` were."""
+        found = Patches.learn(torch.from_numpy(pixels), self._patch())
+        if self._origin is not None:
+            return Patches(found.shape, found.patch, self._origin.mean, self._origin.deviation)
+        return found
+
+    # Starting from another run.
+
+    def adopt(self, origin: Task) -> None:
+        """Patches and sizes of the run; the resolution may be another, for which positions are stretched."""
+        if not isinstance(origin, ImageClassification):
+            raise UserError(f"--init: a {origin.name} run has no body for pictures")
+        s, plain, theirs = self.settings, self.Settings(), origin.settings
+        assert origin.form is not None
+        assert origin.form.size is not None
+        told = {
+            name: getattr(theirs, name) for name in ("model", "patch", "width", "depth", "heads", "read", "positions")
+        }
+        told["mode"] = origin.form.mode
+        if s.patch is not None and theirs.patch is not None and pair("patch", s.patch) == pair("patch", theirs.patch):
+            s = replace(s, patch=theirs.patch)
+        for name, value in told.items():
+            if getattr(s, name) not in (getattr(plain, name), value):
+                raise UserError(f"--{name} {getattr(s, name)}: the run that --init names has {value}; leave it out")
+        H, W = origin.form.size
+        self._origin = origin.patches
+        self.settings = replace(s, **told, resolution=s.resolution or f"{H}x{W}")
+
+    def carried(self, name: str, value: Tensor, origin: Task) -> Tensor:
+        if name != "body.positions.table":
+            return value
+        old, new = (tuple(task.model_config["grid"]) for task in (origin, self))
+        return resized_positions(value, old, new)
+
+    def reads(self) -> object:
+        return self.name, self.classes
+
     def _patch(self) -> tuple[int, int]:
         """As given; else a quarter of a small picture's sides, and an eighth of a larger one's, or near that."""
         s: ImageClassificationSettings = self.settings
@@ -168,7 +210,7 @@ class ImageClassification(OneLabel):
         if s.patch is not None:
             return pair("patch", s.patch)
         H, W = self.form.size
-        return _divisor(H, H / (4 if H <= 32 else 8)), _divisor(W, W / (4 if W <= 32 else 8))
+        return nearest_divisor(H, H / (4 if H <= 32 else 8)), nearest_divisor(W, W / (4 if W <= 32 else 8))
 
     # The model and its loss.
 
@@ -363,7 +405,7 @@ class ImageClassification(OneLabel):
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:
-        table = _stripes(folder)
+        table = stripes(folder)
         tiny = {"width": 16, "depth": 2, "batch": 4}
         no_padding = dict.fromkeys(
             ("padded left = unpadded", "padded right = unpadded"), "a convolutional network reads whole pictures alone"
@@ -376,22 +418,3 @@ class ImageClassification(OneLabel):
             ),
             "cnn": Example(table, cnn, {**no_padding, "fused = explicit": "a convolutional network has no attention"}),
         }
-
-
-def _divisor(side: int, wanted: float) -> int:
-    """The divisor of a side that is nearest to what is wanted, the larger of two."""
-    return min((n for n in range(1, side + 1) if side % n == 0), key=lambda n: (abs(n - wanted), -n))
-
-
-def _stripes(folder: Path) -> str:
-    """Pictures of 8 × 8 pixels in two folders: noise with stripes that lie or stand. The folder's name."""
-    random = np.random.Generator(np.random.Philox(0))
-    root = folder / "stripes"
-    for number in range(24):
-        image = random.integers(0, 60, (8, 8))
-        image[number % 2 :: 2] += 150
-        lying = number % 3 == 0
-        path = root / ("lying" if lying else "standing") / f"{number}.pgm"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"P5 8 8 255\n" + (image if lying else image.T).astype(np.uint8).tobytes())
-    return str(root)

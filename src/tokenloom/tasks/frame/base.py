@@ -175,6 +175,11 @@ class Task(ABC):
         """
         raise UserError(f"--init: a {self.name} model cannot start from another run")
 
+    def carried(self, name: str, value: Tensor, origin: Task) -> Tensor:
+        """A tensor of the other run's body as it fits into this model: by default the same. Positions of another
+        number of tokens, say, are stretched."""
+        return value
+
     def reads(self) -> object:
         """What the outputs of the head stand for, to be compared; None where no other run's head can serve."""
         return None

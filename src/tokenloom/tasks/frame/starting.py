@@ -35,7 +35,8 @@ def take_over(task: Task, origin: Task, run: str) -> Started:
     The readout comes along where both read the same from it; else it starts fresh. Raises UserError with the first
     tensor of the body that one has and the other has not, or has in another shape.
     """
-    own, other = model_tensors(task.model), model_tensors(origin.model)
+    own, there = model_tensors(task.model), model_tensors(origin.model)
+    other = {name: task.carried(name, value, origin) for name, value in there.items()}
     same_head = task.reads() is not None and task.reads() == origin.reads()
     fresh: list[str] = []
     for name in [*own, *(name for name in other if name not in own)]:

@@ -77,3 +77,8 @@ def check_split(s: PictureSettings) -> None:
         raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
     if s.validation is not None and (s.holdout, s.split) != (DEFAULT_SHARE, 0):
         raise UserError("--holdout and --split have no effect with --validation: leave them out")
+
+
+def nearest_divisor(side: int, wanted: float) -> int:
+    """The divisor of a side that is nearest to what is wanted, the larger of two."""
+    return min((n for n in range(1, side + 1) if side % n == 0), key=lambda n: (abs(n - wanted), -n))

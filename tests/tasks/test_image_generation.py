@@ -235,7 +235,7 @@ def test_a_run_of_another_task_or_for_other_pictures_is_no_tokeniser(
     words = ["train", str(runs / "bars"), "--task", "image-generation", "--out", str(tmp_path / "run"), "-q"]
     found = line_of([*words, "--tokens", str(runs / "pixels")], capsys)
     assert "is a image-generation run; one of image-codes is needed" in found
-    found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--side", "12"], capsys)
+    found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--resolution", "12"], capsys)
     assert "its codes are for pictures of 8 × 8 pixels" in found
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tokenloom.data.augment import Augmentation, Draws, augment
 from tokenloom.data.picture_files import PictureForm, Pixels, decode
-from tokenloom.data.picture_split import PictureReport, PictureSplit, split_pictures
-from tokenloom.data.pictures import PictureData, PictureSamples, looks_like_pictures, read_pictures
+from tokenloom.data.picture_split import PictureReport
+from tokenloom.data.pictures import PictureData, PictureSamples, looks_like_pictures
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable
 from tokenloom.drawing.tables import plain_table
@@ -28,13 +28,12 @@ from tokenloom.tasks.frame.base import Example, Material, Show, Task
 from tokenloom.tasks.frame.paths import STEPWISE, every_path
 from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import look_at
+from tokenloom.tasks.images.reading import read, split
 from tokenloom.tasks.images.settings import (
     LookOptions,
     PictureSettings,
     PredictOptions,
-    check_split,
-    columns_of,
-    form_of,
+    check_reading,
     nearest_divisor,
     pair,
 )
@@ -94,13 +93,11 @@ class ImageClassification(OneLabel):
         self.form: PictureForm | None = None
         self._patches: Patches | None = None
         self._origin: Patches | None = None
-        self._parts: PictureSplit | None = None
         self._check()
 
     def _check(self) -> None:
         s: ImageClassificationSettings = self.settings
-        form_of(s)
-        check_split(s)
+        check_reading(s)
         for name in ("width", "depth", "heads"):
             if getattr(s, name) is not None and getattr(s, name) < 1:
                 raise UserError(f"--{name} {getattr(s, name)}: must be at least 1")
@@ -121,22 +118,17 @@ class ImageClassification(OneLabel):
     def accepts(cls, data: str) -> str | None:
         return looks_like_pictures(data)
 
-    def _read(self, source: str, form: PictureForm | None) -> PictureData:
-        s: ImageClassificationSettings = self.settings
-        return read_pictures(source, form or form_of(s), columns=columns_of(s), skip_broken=s.skip_broken)
-
     def prepare(self, data: str | None) -> Material:
         s: ImageClassificationSettings = self.settings
         assert data is not None
-        read = self._read(data, self.form)
-        if len(set(read.labels.tolist()) - {-1}) < 2:
+        found = read(s, data, self.form)
+        if len(set(found.labels.tolist()) - {-1}) < 2:
             raise UserError(
                 f"{data}: pictures of two classes are needed, a folder each, or a table of paths and labels; there"
-                f" are {len(read)} pictures of {', '.join(read.classes) or 'no class'}"
+                f" are {len(found)} pictures of {', '.join(found.classes) or 'no class'}"
             )
-        self.form = read.form
-        validation = None if s.validation is None else self._read(s.validation, read.form)
-        parts = self._parts = split_pictures(read, s.holdout, s.split, validation=validation)
+        self.form = found.form
+        parts = split(s, found)
         self.classes = self.classes or parts.classes
         if self._patches is None:
             self._patches = self._learn(parts.training.pixels)
@@ -153,7 +145,7 @@ class ImageClassification(OneLabel):
         return PictureSamples(data.pixels, own[data.labels])
 
     def samples_of(self, data: str) -> PictureSamples:
-        return self._samples(self._read(data, self.form))
+        return self._samples(read(self.settings, data, self.form))
 
     @property
     def patches(self) -> Patches:

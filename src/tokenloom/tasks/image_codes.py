@@ -25,7 +25,8 @@ from tokenloom.models.image_codes import ImageCodesConfig
 from tokenloom.nn.quantise import kmeans, perplexity, sums_by
 from tokenloom.tasks.frame.base import Example, Material, Show, Task
 from tokenloom.tasks.frame.paths import STEPWISE, every_path
-from tokenloom.tasks.painting.reading import PictureSettings, read, read_parts
+from tokenloom.tasks.images.reading import read, read_parts
+from tokenloom.tasks.images.settings import PictureSettings, check_reading
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Term, Terms, Totals
@@ -49,7 +50,7 @@ class ImageCodesSettings(PictureSettings):
 
     def check(self) -> None:
         """Raise UserError for values that no model could have."""
-        self.check_reading()
+        check_reading(self)
         if not 2 <= self.codes <= 65_536:
             raise UserError(f"--codes {self.codes}: must be from 2 to 65,536")
         if self.factor is not None and self.factor not in (2, 4, 8, 16, 32):

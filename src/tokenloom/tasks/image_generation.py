@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,10 +27,11 @@ from tokenloom.models.protocols import StepModel
 from tokenloom.tasks.frame.base import Example, Material, Show, Stage, Task
 from tokenloom.tasks.frame.paths import every_path
 from tokenloom.tasks.image_codes import ImageCodes
+from tokenloom.tasks.images.reading import read, read_parts
+from tokenloom.tasks.images.settings import PictureSettings
 from tokenloom.tasks.painting import tokenisers
 from tokenloom.tasks.painting.cells import CellSamples, histogram_nats, neighbour_nats
-from tokenloom.tasks.painting.completing import check_whole, read_top, upper_half
-from tokenloom.tasks.painting.reading import read, read_parts
+from tokenloom.tasks.painting.completing import check_whole, form_of_codes, read_top, upper_half
 from tokenloom.tasks.painting.settings import GenerateOptions, ImageGenerationSettings
 from tokenloom.tokens.palette import Palette
 from tokenloom.training.batches import Moment
@@ -82,7 +84,7 @@ class ImageGeneration(Task):
         s: ImageGenerationSettings = self.settings
         if s.tokens != "codes" or self._tokenizer is not None:
             return {}
-        own = {name: getattr(s, name) for name in ("side", "skip_broken", "validation", "holdout", "split")}
+        own = {one.name: getattr(s, one.name) for one in fields(PictureSettings)}
         sizes = {"codes": s.codes, "factor": s.factor, "steps": s.codes_steps}
         return {STAGE: Stage(ImageCodes.name, {**own, **{k: v for k, v in sizes.items() if v is not None}})}
 
@@ -97,8 +99,8 @@ class ImageGeneration(Task):
         s: ImageGenerationSettings = self.settings
         if self._tokenizer is None and s.tokens not in ("codes", "palette"):
             self._tokenizer = tokenisers.codes_of_run(s.tokens)
-        if isinstance(self._tokenizer, ImageCodes) and s.side is None:
-            self.form = self._tokenizer.form
+        if isinstance(self._tokenizer, ImageCodes) and not self.model_config:
+            self.form = form_of_codes(s, self._tokenizer.form)
         parts = read_parts(s, data, self.form if self.model_config or self.form.size else None)
         self.form = parts.training.form
         check_whole(self._tokenizer, self.form, s.tokens)

@@ -71,8 +71,9 @@ def columns_of(s: PictureSettings) -> LabelColumns:
     return LabelColumns(s.column, s.label, s.header)
 
 
-def check_split(s: PictureSettings) -> None:
-    """Raise UserError for a share out of range, and where the split has no effect."""
+def check_reading(s: PictureSettings) -> None:
+    """Raise UserError for values that no reading could have, and where the split has no effect."""
+    form_of(s)
     if not 0 < s.holdout < 1:
         raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
     if s.validation is not None and (s.holdout, s.split) != (DEFAULT_SHARE, 0):

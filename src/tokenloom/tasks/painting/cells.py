@@ -10,14 +10,14 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
+from tokenloom.data.augment import Augmentation, Draws, augment
 from tokenloom.data.picture_files import Pixels
 from tokenloom.data.samples import Keys, fingerprint_of, generator_for
 
 Ids = NDArray[np.int64]
-# Copies of a picture: the most that it is turned (degrees), moved and bent (shares of its side), and scaled.
-TURN, MOVE, BEND, SCALE = 7.0, 0.05, 0.03, 0.08
+# How copies of a picture are changed.
+SLIGHTLY = Augmentation(shift=0.05, rotate=7.0, scale=0.08, elastic=0.03)
 # Pictures that are changed and encoded at a time.
 TOGETHER = 500
 
@@ -63,20 +63,12 @@ class CellSamples:
         return fingerprint_of((self.pixels, self.labels, self.name, self.copies))
 
 
-def varied(pixels: Pixels, *numbers: int) -> Pixels:
-    """Each picture (n, C, H, W) turned, moved, scaled and bent a little: a pure function of it and of some numbers."""
-    n, C, H, W = pixels.shape
-    random = generator_for(*numbers)
-    turn, scale = np.radians(random.uniform(-TURN, TURN, n)), 1 + random.uniform(-SCALE, SCALE, n)
-    across, down = random.uniform(-2 * MOVE, 2 * MOVE, (2, n))
-    cos, sin = scale * np.cos(turn), scale * np.sin(turn)
-    maps = np.stack((np.stack((cos, -sin * H / W, across), 1), np.stack((sin * W / H, cos, down), 1)), 1)
-    grid = F.affine_grid(torch.from_numpy(maps).float(), [n, C, H, W], align_corners=False)
-    # Bent: a coarse field of random shifts, made smooth.
-    coarse = torch.from_numpy(random.standard_normal((n, 2, 6, 6))).float() * 2 * BEND
-    bent = F.interpolate(coarse, size=(H, W), mode="bicubic", align_corners=False).permute(0, 2, 3, 1)
-    moved = F.grid_sample(torch.from_numpy(pixels).float(), grid + bent, padding_mode="border", align_corners=False)
-    return moved.round().clamp(0, 255).to(torch.uint8).numpy()
+def varied(pixels: Pixels, copy: int, first: int = 0) -> Pixels:
+    """Each picture (n, C, H, W) turned, moved, scaled and bent a little: a pure function of it, of the copy's number
+    and of its place, which is `first` for the first."""
+    draws = Draws.of([generator_for(copy, first + row) for row in range(len(pixels))], pixels.shape[1])
+    changed = augment(torch.from_numpy(pixels), SLIGHTLY, draws)
+    return changed.round().clamp(0, 255).to(torch.uint8).numpy()
 
 
 def neighbours(ids: Ids, rows: int, columns: int, nothing: int) -> Ids:

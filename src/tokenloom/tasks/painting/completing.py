@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,23 @@ from tokenloom.data.picture_files import PictureForm, Pixels, decode, header
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
 from tokenloom.tasks.image_codes import ImageCodes
+from tokenloom.tasks.images.settings import form_of
+from tokenloom.tasks.painting.settings import ImageGenerationSettings
 from tokenloom.tasks.painting.tokenisers import PictureTokenizer
+
+
+def form_of_codes(settings: ImageGenerationSettings, theirs: PictureForm) -> PictureForm:
+    """What the pictures are brought to for codes that are there already: that of the codes.
+
+    Raises UserError where the settings ask for another mode, or another way of getting there.
+    """
+    own, plain = form_of(settings), PictureForm()
+    for name in ("mode", "fit", "background", "limit"):
+        asked, usual, there = (getattr(form, name) for form in (own, plain, theirs))
+        if asked not in (usual, there):
+            given = getattr(settings, name)
+            raise UserError(f"--{name} {given}: the codes of --tokens {settings.tokens} are for {there}: leave it out")
+    return theirs if own.size is None else replace(theirs, size=own.size)
 
 
 def check_whole(tokenizer: PictureTokenizer | None, form: PictureForm, tokens: str) -> None:

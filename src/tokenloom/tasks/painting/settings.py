@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenloom.decoding.samplers import Sampling
 from tokenloom.errors import UserError
-from tokenloom.tasks.painting.reading import PictureSettings
+from tokenloom.tasks.images.settings import PictureSettings, check_reading
 from tokenloom.training.settings import option
 
 
@@ -29,7 +29,7 @@ class ImageGenerationSettings(PictureSettings):
 
     def check(self) -> None:
         """Raise UserError for values that no model could have, and for settings without effect."""
-        self.check_reading()
+        check_reading(self)
         for name in ("width", "depth", "heads", "copies", "codes_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,0 +1,25 @@
+"""Pictures for a task: read and split as its settings say."""
+
+from __future__ import annotations
+
+from tokenloom.data.picture_files import PictureForm
+from tokenloom.data.picture_split import PictureSplit, split_pictures
+from tokenloom.data.pictures import PictureData, read_pictures
+from tokenloom.tasks.images.settings import PictureSettings, columns_of, form_of
+
+
+def read(settings: PictureSettings, source: str, form: PictureForm | None = None) -> PictureData:
+    """The pictures of a source, in a form, or in that of the settings."""
+    wanted = form or form_of(settings)
+    return read_pictures(source, wanted, columns=columns_of(settings), skip_broken=settings.skip_broken)
+
+
+def split(settings: PictureSettings, data: PictureData) -> PictureSplit:
+    """What trains and what validates of pictures that were read; those of `--validation` are read in their form."""
+    validation = None if settings.validation is None else read(settings, settings.validation, data.form)
+    return split_pictures(data, settings.holdout, settings.split, validation=validation)
+
+
+def read_parts(settings: PictureSettings, source: str, form: PictureForm | None = None) -> PictureSplit:
+    """What trains and what validates. form: of the run, where there is one already."""
+    return split(settings, read(settings, source, form))

@@ -89,7 +89,8 @@ def test_the_table_names_every_room_and_has_no_circle() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert set(allowed) == rooms
     assert all(room not in reached(room, allowed) for room in rooms)
-    assert allowed["nn"] == allowed["drawing"] == set(), "these know nothing of the house"
+    assert allowed["native"] == allowed["drawing"] == set(), "these know nothing of the house"
+    assert allowed["nn"] == {"native"}
     assert "cli" not in set().union(*allowed.values()), "and no room knows the command line"
     assert all("tasks" not in reached(room, allowed) for room in rooms - {"cli", "lab"})
     assert not reached("models", allowed) & {"data", "tokens", "training"}, "a model knows tensors alone"
@@ -115,7 +116,7 @@ def test_only_the_doors_stand_at_the_top() -> None:
     assert not names
 
 
-@pytest.mark.parametrize("room", ["nn"])
+@pytest.mark.parametrize("room", ["native", "nn"])
 def test_tensor_modules_need_torch_alone(room: str) -> None:
     outside = {name.split(".")[0] for path in (PACKAGE / room).rglob("*.py") for _, name in imports(path)}
     assert outside - set(sys.stdlib_module_names) <= {"torch", "tokenloom"}

@@ -15,7 +15,6 @@ from tokenloom.data.fetch import (
     FetchError,
     PipArchive,
     Url,
-    cache_folder,
     cached,
     debian_members,
     fetch,
@@ -24,6 +23,7 @@ from tokenloom.data.fetch import (
     progress_bar,
 )
 from tokenloom.errors import UserError
+from tokenloom.native.cache import cache_folder
 
 CONTENT = b"some text to fetch\n" * 10_000
 

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from tokenloom.errors import UserError
+from tokenloom.native.cache import cache_folder
 
 _CHUNK = 1 << 16
 _SECONDS = 30  # Without an answer for so long, a server counts as out of reach.
@@ -187,15 +188,6 @@ def _last_error(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     return (errors or lines or [""])[-1]
-
-
-def cache_folder() -> Path:
-    """Where fetched files stay: TOKENLOOM_CACHE, else XDG_CACHE_HOME/tokenloom, else ~/.cache/tokenloom."""
-    if own := os.environ.get("TOKENLOOM_CACHE"):
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(shared) if os.path.isabs(shared) else Path.home() / ".cache"
-    return base / "tokenloom"
 
 
 def cached(source: Source) -> Path:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenloom.data.fetch import cache_folder
 from tokenloom.data.names import counted, some
 from tokenloom.data.picture_files import Header, PictureForm, Pixels, decode, header
 from tokenloom.data.samples import fingerprint_of
 from tokenloom.data.text import reason_of
 from tokenloom.data.unicode import Unreadable
+from tokenloom.native.cache import cache_folder
 
 # Pictures of different sizes, or large ones, become squares of so many pixels a side.
 USUAL_SIDE, LARGEST_SIDE = 64, 128

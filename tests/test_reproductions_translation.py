@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from reversal import DIGITS, Reversal, drawn, exact
 
 import tokenloom
-from tokenloom.data.samples import ListSamples
+from tokenloom.lab.reversal import DIGITS, share_reversed, train_reversal
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
 from tokenloom.nn.parts import count_parameters
 from tokenloom.tasks.frame.fitting import Fitting
 from tokenloom.tasks.translation import Translation
 from tokenloom.training.events import Stepped
-from tokenloom.training.loop import fit
-from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
+from tokenloom.training.settings import GENERAL_RECIPE
 
 pytestmark = pytest.mark.slow
 
@@ -69,14 +67,9 @@ LENGTHS = (5, 10, 15, 20, 25, 30)
 def reversed_by_length(model: EncoderDecoder | RecurrentTranslator, steps: int, rate: float) -> dict[int, float]:
     """The share of strings that come out exactly reversed, by their length, after training on all lengths in turn."""
     generator = torch.Generator().manual_seed(7)
-    settings, _ = TrainingSettings(steps=steps).filled(
-        {**GENERAL_RECIPE, "optimizer": "adamw", "rate": rate, "warmup": 50}
-    )
-    others = ListSamples(list(torch.randint(0, DIGITS, (8, 10), generator=torch.Generator().manual_seed(6))))
-    batches = drawn(generator, 64, lambda step: LENGTHS[step % len(LENGTHS)])
-    for _ in fit(Reversal(), model, settings, batches, others):
-        pass
-    return {n: exact(model, torch.randint(0, DIGITS, (200, n), generator=generator)) for n in LENGTHS}
+    recipe = {**GENERAL_RECIPE, "optimizer": "adamw", "rate": rate, "warmup": 50}
+    train_reversal(model, recipe, steps, generator, lambda step: LENGTHS[step % len(LENGTHS)])
+    return {n: share_reversed(model, torch.randint(0, DIGITS, (200, n), generator=generator)) for n in LENGTHS}
 
 
 def test_the_bottleneck() -> None:

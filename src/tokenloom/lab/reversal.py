@@ -1,0 +1,93 @@
+"""Reversing digits with an encoder–decoder, from the public parts: the task of rows 3.14 and 2.10b."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenloom.data.samples import ListSamples
+from tokenloom.decoding.beam import BeamOptions, beam_search
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.encoder_decoder import EncoderDecoder
+from tokenloom.models.recurrent_translation import RecurrentTranslator
+from tokenloom.training.events import Stepped
+from tokenloom.training.loop import fit
+from tokenloom.training.losses import Terms, Totals, cross_entropy_term
+from tokenloom.training.settings import TrainingSettings
+
+DIGITS = 10
+START = DIGITS
+
+
+def reversal_batch(strings: Tensor) -> Batch:
+    """Digits (B, N) as sources, and their reversals as targets (B, N), without an end token.
+
+    The decoder is fed the start token and the target without its last digit.
+    """
+    target = strings.flip(1)
+    fed = torch.cat((torch.full_like(target[:, :1], START), target[:, :-1]), 1)
+    return Batch({"source": Stream(ids=strings), "target": Stream(ids=fed)}, {"loss": target})
+
+
+class Reversal:
+    """As much of a task as the loop needs."""
+
+    def collate(self, samples: Sequence[Tensor], moment: object) -> Batch:
+        """Strings (N,), all of one length, as a batch."""
+        return reversal_batch(torch.stack(list(samples)))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        """Mean cross-entropy, in nats a digit."""
+        return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
+
+    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+        """The loss over a split."""
+        return {"loss": totals["loss"].value}
+
+
+def drawn(generator: torch.Generator, batch: int, lengths: Callable[[int], int]) -> Callable[[int], list[Batch]]:
+    """A batch of new strings each step; `lengths` gives their length at a step."""
+
+    def batches(step: int) -> list[Batch]:
+        return [reversal_batch(torch.randint(0, DIGITS, (batch, lengths(step)), generator=generator))]
+
+    return batches
+
+
+def train_reversal(
+    model: nn.Module,
+    recipe: dict[str, Any],
+    steps: int,
+    generator: torch.Generator,
+    lengths: Callable[[int], int],
+    *,
+    batch: int = 64,
+    tell: Callable[[float], None] = lambda share: None,
+) -> list[float]:
+    """Train on new strings each step, all draws from the generator; the loss of every step, in nats a digit.
+
+    recipe: training settings by flat name. tell: told the share of the steps that are done.
+    """
+    settings, _ = TrainingSettings(steps=steps, evaluate_every=steps).filled(recipe)
+    # The loop measures at its end; what is asked of these rows is measured on strings that the caller draws.
+    others = ListSamples(list(torch.randint(0, DIGITS, (8, lengths(0)), generator=torch.Generator().manual_seed(6))))
+    losses = []
+    for event in fit(Reversal(), model, settings, drawn(generator, batch, lengths), others):
+        if isinstance(event, Stepped):
+            losses.append(event.loss)
+            tell(len(losses) / steps)
+    return losses
+
+
+def share_reversed(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> float:
+    """The share of strings (B, N) whose greedy translation, through the cache, is their reversal in every digit."""
+    model.eval()
+    right = 0
+    for part in torch.split(strings, 100):
+        decoder = model.decoder_of(reversal_batch(part))
+        found = beam_search(decoder, [[START]] * len(part), BeamOptions(1, part.shape[1]))
+        right += sum(list(best.ids) == row.flip(0).tolist() for (best,), row in zip(found, part, strict=True))
+    return right / len(strings)

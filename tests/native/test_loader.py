@@ -139,7 +139,7 @@ def test_a_cache_that_cannot_be_used(room: Path, cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_broken_library_is_made_again(room: Path, cache: Path) -> None:
+def test_a_library_that_was_cut_short_is_made_again(room: Path, cache: Path) -> None:
     loader._compile(room / "small.cpp", loader._compiler(), cache / "elsewhere.so")
     target = cache / "native" / f"small-{loader._key(room / 'small.cpp', loader._compiler())}.so"
     target.parent.mkdir()

@@ -108,10 +108,9 @@ def _compiled(name: str) -> ctypes.CDLL:
     compiler = _compiler()
     target = cache_folder() / "native" / f"{name}-{_key(source, compiler)}.so"
     if target.is_file():
-        try:
+        if _is_whole(target):
             return _load(target)
-        except OSError as error:  # A disk that was full, say.
-            _log.debug("compiled again: %s", error)
+        _log.debug("%s is damaged, and made again", target)
     _compile(source, compiler, target)
     return _load(target)
 
@@ -170,11 +169,20 @@ def _compile(source: Path, compiler: str, target: Path) -> None:
             telling = [line for line in lines if "error" in line] or lines or [f"exit code {done.returncode}"]
             raise _No(f"{compiler} gave up: {telling[0].strip()}")
         beside.chmod(0o644)  # A cache may be shared: others may read.
-        with beside.open("rb") as file:
+        with beside.open("r+b") as file:
+            # Its own hash behind it, which loaders of libraries overlook.
+            file.write(hashlib.sha256(file.read()).digest())
+            file.flush()
             os.fsync(file.fileno())
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library ends with its own hash: one that a full disk cut short would end the process that loads it."""
+    raw = path.read_bytes()
+    return hashlib.sha256(raw[:-32]).digest() == raw[-32:]
 
 
 def _load(path: Path) -> ctypes.CDLL:

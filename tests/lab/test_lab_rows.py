@@ -30,6 +30,26 @@ def test_another_seed_keeps_the_second_tolerance(one: Experiment) -> None:
     assert not row["own_seed"]
 
 
+def test_cost_against_length_in_quick_form() -> None:
+    row = measure(experiments()["1.8"], Wish(quick=True))
+    assert row["good"], row["measures"]
+    memory = {line["name"]: line["y"] for line in row["pictures"][1]["lines"]}
+    MiB = 2**20
+    assert memory["fused attention"][-1] == pytest.approx(4 * 2048 * 64 * 4 / MiB, rel=0.02), "Q, K, V and Y"
+    assert 1 < memory["explicit attention"][-1] * MiB / (2048**2 * 4) < 3, "the weights, and what they are made of"
+
+
+def test_live_bytes_are_those_of_the_tensors_that_are_there_at_once() -> None:
+    import torch
+
+    from tokenloom.lab.attention_cost import peak_bytes
+
+    X = torch.ones(1000)
+    assert peak_bytes(lambda: X.view(10, 100).T) == 0, "views are not new"
+    assert peak_bytes(lambda: ((X + 1) + 1) + 1) == 8000, "two at a time"
+    assert peak_bytes(lambda: [X + 1, X + 1, X + 1]) == 12000
+
+
 @pytest.mark.parametrize("id", ["2.1", "2.10"])
 def test_rows_of_the_second_section_without_data(id: str) -> None:
     assert measure(experiments()[id], Wish())["good"]

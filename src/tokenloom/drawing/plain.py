@@ -20,6 +20,8 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 MARKERS = ("o", "s", "^", "D")
 # Labels of more cells than this would not be legible.
 LABELLED = 64
+# So many places along an axis are labelled each.
+FEW = 8
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ def _lines(picture: Picture, dark: bool) -> Figure:
         )
     if picture.log_x:
         axes.set_xscale("log")
+        places = sorted({x for line in picture.lines for x in line.x})
+        if len(places) <= FEW:
+            # Powers of ten between which nothing was measured say less than the places themselves.
+            axes.set_xticks(places, [f"{x:,g}" for x in places])
+            axes.set_xticks([], minor=True)
     if picture.log_y:
         axes.set_yscale("log")
     axes.set_xlabel(picture.x)

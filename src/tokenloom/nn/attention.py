@@ -74,13 +74,15 @@ def explicit_attention(
 ) -> tuple[Tensor, Tensor]:
     """The formula of `attention`, step by step, N×M weights and all. Returns Y and the weights."""
     scores = attention_scores(Q, K, mask, bias)
-    A = attention_weights(scores)
+    # Without a mask no row can be empty, and the passes that look for one are spared.
+    A = scores.softmax(-1) if mask is None else attention_weights(scores)
     return A @ _for_each_head(V, Q.shape[1]), A
 
 
 def attention_scores(Q: Tensor, K: Tensor, mask: Mask | None, bias: Tensor | None) -> Tensor:
     """Q Kᵀ / √Dh + bias, with −∞ where the mask forbids: (B, H, N, M)."""
-    scores = Q @ _for_each_head(K, Q.shape[1]).transpose(-2, -1) / math.sqrt(Q.shape[-1])
+    # Dividing the queries is a pass over N × Dh numbers in the place of N × M.
+    scores = (Q / math.sqrt(Q.shape[-1])) @ _for_each_head(K, Q.shape[1]).transpose(-2, -1)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     if mask is not None:

@@ -1,0 +1,174 @@
+"""Section 1: what attention costs in time and memory, against length."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tokenloom.drawing.plain import Line, Picture
+from tokenloom.lab.experiment import Bench, Outcome, at_least, between, experiment, shown
+from tokenloom.nn.attention import attention, explicit_attention
+from tokenloom.nn.parts import MLP
+
+D = 64
+LENGTHS, QUICK_LENGTHS = (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048)
+# Short calls are repeated until they take so many seconds, so that the clock's own grain does not count.
+LEAST = 0.02
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The bytes of all tensors that are made inside and live at once. `top`: the most there were.
+
+    What a kernel sets aside within itself is not seen; views count once, with the tensor whose storage they share.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.top = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call of the framework, with what it made."""
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key not in given and key not in self._known:
+                self._known.add(key)
+                self.now += size
+                self.top = max(self.top, self.now)
+                weakref.finalize(storage, self._gone, key, size)
+        return made
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self._known.discard(key)
+
+
+def peak_bytes(work: Callable[[], Any]) -> int:
+    """The most bytes of tensors that a piece of work keeps at once, beside what is there before it."""
+    live = LiveBytes()
+    with live:
+        work()
+    return live.top
+
+
+def clock() -> float:
+    """Processor seconds of this process in its own code, where the system tells them apart.
+
+    Fresh memory is handed out page by page, in time of the system, which is short on one machine and as long as the
+    arithmetic on a virtual one: it would measure the machine, and is left out.
+    """
+    if sys.platform == "win32":
+        return time.process_time()
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+def processor_seconds(works: Sequence[Callable[[], Any]]) -> tuple[list[float], list[float]]:
+    """Seconds of `clock` for one call of each, and processor seconds with the system's own: the best of three rounds
+    over all of them, so that a disturbance meets one round of each at most."""
+    calls = []
+    for work in works:
+        began = time.process_time()
+        work()
+        calls.append(max(1, round(LEAST / max(time.process_time() - began, 1e-5))))
+    own, whole = ([float("inf")] * len(works) for _ in range(2))
+    for _ in range(3):
+        for place, (work, count) in enumerate(zip(works, calls, strict=True)):
+            began, began_whole = clock(), time.process_time()
+            for _ in range(count):
+                work()
+            own[place] = min(own[place], (clock() - began) / count)
+            whole[place] = min(whole[place], (time.process_time() - began_whole) / count)
+    return own, whole
+
+
+def slope(lengths: tuple[int, ...], values: list[float]) -> float:
+    """Of the straight line through log value against log length."""
+    return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
+
+
+@experiment(
+    "1.8",
+    "Cost against length",
+    asked="What does a text twice as long cost?",
+    protocol="D = 64, one head, N = 256 … 4096: explicit N × N attention without output map, the same through the "
+    "fused kernel, and an MLP with 256 ReLU units; best of 3, no gradients, one thread, processor time without the "
+    "system's own. Slopes from N = 512.",
+    explanation="Each of N queries meets N keys, so attention grows with the square of the length, and an MLP, which "
+    "sees each token alone, in proportion to it. The fused kernel does as many multiplications but never writes the "
+    "N × N weights down: its memory grows in proportion, and it spares the passes over them.",
+    seconds=4.0,
+    quick=True,
+)
+def cost(bench: Bench) -> Outcome:
+    """1.8."""
+    g = bench.generator()
+    maps = [torch.randn(D, D, generator=g) / D**0.5 for _ in "qkv"]
+    torch.manual_seed(bench.seed)
+    mlp = MLP(D, 4 * D, "relu")
+
+    def heads(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        Q, K, V = ((X @ W)[None, None] for W in maps)
+        return Q, K, V
+
+    works: dict[str, Callable[[Tensor], Any]] = {
+        "explicit attention": lambda X: explicit_attention(*heads(X))[0],
+        "fused attention": lambda X: attention(*heads(X)),
+        "MLP": mlp,
+    }
+    lengths = QUICK_LENGTHS if bench.quick else LENGTHS
+    longest = f"N = {lengths[-1]}"
+    inputs = [torch.randn(N, D, generator=g) for N in lengths]
+    bound = [partial(work, X) for work in works.values() for X in inputs]
+    with torch.no_grad():
+        found = [[peak_bytes(work) / 2**20 for work in bound], *processor_seconds(bound)]
+    count = len(lengths)
+    memory, seconds, whole = (
+        {name: values[i * count : (i + 1) * count] for i, name in enumerate(works)} for values in found
+    )
+    steep = {name: slope(lengths[1:], values[1:]) for name, values in seconds.items()}
+    wide = {name: slope(lengths[1:], values[1:]) for name, values in memory.items()}
+    last = {name: values[-1] for name, values in memory.items()}
+    times = [values["explicit attention"][-1] / values["fused attention"][-1] for values in (seconds, whole)]
+    steepness, bulk = "slope of the time, {}".format, "slope of the memory, {}".format
+    spared = last["explicit attention"] / last["fused attention"]
+    low, high = (1.4, 2.6) if bench.quick else (1.7, 2.3)
+    measures = [
+        between(steepness("explicit attention"), low, high, steep["explicit attention"], "1.7 … 2.3"),
+        between(steepness("MLP"), 0.6 if bench.quick else 0.8, 1.6 if bench.quick else 1.3, steep["MLP"], "0.8 … 1.3"),
+        shown(steepness("fused attention"), f"{steep['fused attention']:.2f}"),
+        between(bulk("explicit attention"), 1.7, 2.1, wide["explicit attention"], "own figure"),
+        between(bulk("fused attention"), 0.9, 1.1, wide["fused attention"], "own figure"),
+        at_least(f"memory at {longest}, explicit ÷ fused", 10, spared, "own figure"),
+        shown(f"time at {longest}, explicit ÷ fused", f"{times[0]:.1f}; with the system's own {times[1]:.1f}"),
+        shown("threads", str(torch.get_num_threads())),
+    ]
+    for name in works:
+        measures.append(shown(f"{name}, {longest}", f"{seconds[name][-1] * 1e3:.1f} ms, {last[name]:.1f} MiB"))
+
+    def course(title: str, caption: str, unit: str, values: dict[str, list[float]]) -> Picture:
+        lines = [Line(name, lengths, found) for name, found in values.items()]
+        return Picture(title, caption, "tokens", unit, lines, log_x=True, log_y=True)
+
+    pictures = [
+        course("Time", "Twice the length: four times the time of attention.", "seconds", seconds),
+        course("Memory", "The N × N weights fill the memory; the fused kernel has none.", "MiB at once", memory),
+    ]
+    return Outcome(measures, pictures)

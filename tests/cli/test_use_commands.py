@@ -345,3 +345,12 @@ def test_every_command_has_help(command: str, call: Call) -> None:
     answer = call(command, "--help")
     assert answer.code == 0
     assert answer.out.startswith(f"Usage: tokenloom {command}")
+
+
+def test_help_lists_every_use_that_a_task_has(call: Call) -> None:
+    from tokenloom.tasks.frame.registry import find_task, task_names
+
+    text = call("--help").out
+    for name in task_names():
+        for verb in find_task(name).uses:
+            assert f"│ {verb} " in text, f"{verb} of {name}"

@@ -9,6 +9,7 @@ pytest.importorskip("matplotlib")
 
 from tokenloom.drawing.maps import draw_map
 from tokenloom.drawing.style import DARK, LIGHT
+from tokenloom.errors import UserError
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -24,3 +25,9 @@ def test_labels_do_not_cover_each_other(tmp_path: Path, dark: bool) -> None:
 
     assert to_hex(figure.get_facecolor()) == (DARK if dark else LIGHT).background
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_name_of_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ends in .png"):
+        draw_map(np.zeros((1, 2)), ["word"], tmp_path / "map.svg", title="One word")
+    assert not list(tmp_path.iterdir())

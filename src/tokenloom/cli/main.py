@@ -146,11 +146,20 @@ def _verb_command(verb: str, what: str, command: str | None, rest: list[str]) ->
 
 
 def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
-    """The uses that trained runs have; a verb that only the given run knows is among them."""
+    """The uses that trained runs have; a verb that only a task of the user's own knows is among them where it is given.
+
+    They are said here, not asked of the tasks, which take torch's second to import: a test holds them against those.
+    """
     verbs = {
         "generate": "Continue from RUN: make new data with a trained model.",
         "score": "Score given data with RUN: its log-probability under a trained model.",
         "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
+        "look": "Look inside RUN, of image-classification: where a picture's class comes from, drawn over it.",
+        "reconstruct": "Pictures as they come back from the codes of RUN, of image-codes.",
+        "neighbours": "The words nearest to a word, in RUN of word-vectors.",
+        "analogy": "What is to C as B is to A, in RUN of word-vectors.",
+        "map": "Draw the words of RUN, of word-vectors, in a plane.",
+        "export": "Write RUN, of word-vectors, as a file that other programs read.",
     }
     others = ("train", "info", "plan", "evaluate", "compare", "models", "data", "lab", *verbs)
     if command is not None and command not in others and rest:

@@ -101,8 +101,13 @@ def families() -> list[str]:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG, whole or not at all. Raises UserError where the place cannot be written."""
+    """Write a figure as PNG, whole or not at all.
+
+    Raises UserError where the place cannot be written, or its name ends as another kind of file does.
+    """
     path = Path(path)
+    if path.suffix.lower() not in ("", ".png"):
+        raise UserError(f"{path}: pictures are written as PNG; give a name that ends in .png")
     buffer = BytesIO()
     with warnings.catch_warnings():
         # A letter that no font has is drawn as a box; a warning about it would land amid a run's output.

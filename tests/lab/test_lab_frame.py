@@ -167,3 +167,10 @@ def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tokenloom.data.recipes.get", refuse)
     with pytest.raises(UserError, match="tokenloom data get tinyshakespeare"):
         next(run([made("1", needs="tinyshakespeare")], Folder(tmp_path), Wish()))
+
+
+def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
+    rows = [made("1"), made("2", beside=("no_such_package", "digits"))]
+    with pytest.raises(UserError, match=r"row 2 is held against no_such_package: pip install 'tokenloom\[digits\]'"):
+        next(run(rows, Folder(tmp_path), Wish()))
+    assert not list(tmp_path.iterdir()), "nothing was begun"

@@ -50,6 +50,25 @@ def test_live_bytes_are_those_of_the_tensors_that_are_there_at_once() -> None:
     assert peak_bytes(lambda: [X + 1, X + 1, X + 1]) == 12000
 
 
+def test_speeches_are_those_of_who_says_most() -> None:
+    from tokenloom.lab.bag_of_words import speeches
+
+    text = "A:\nlong enough\n\nB:\nno\n\nC:\nlonger than that\n\nA:\nagain\n\na line of nobody"
+    assert speeches(text, 2) == [("long enough", "A"), ("longer than that", "C"), ("again", "A")]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: str) -> None:
+    pytest.importorskip("sklearn")
+    row = measure(experiments()["2.8"], Wish(seed=seed))
+    assert row["good"], row["measures"]
+    own, theirs, most = (line["y"] for line in row["pictures"][0]["lines"])
+    assert own == pytest.approx(theirs, abs=1e-9)
+    assert max(own) > 2 * most[0], "far better than the most frequent speaker"
+    assert min(own) < 0.75 * max(own), "a large α drowns the counts"
+    assert "LEONTES: Camillo" in row["pictures"][1]["text"] or seed
+
+
 @pytest.mark.parametrize("id", ["2.1", "2.10"])
 def test_rows_of_the_second_section_without_data(id: str) -> None:
     assert measure(experiments()[id], Wish())["good"]

@@ -119,7 +119,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One row of the chapter. needs: the built-in data set that it reads. quick: whether it has a shorter form.
+    """One row of the chapter. needs: the built-in data set that it reads. beside: the package that it is held
+    against, as it is imported, and the extra that brings it. quick: whether it has a shorter form.
 
     seconds: about how long it takes on one core, for the time left.
     """
@@ -133,6 +134,7 @@ class Experiment:
     seed: int = 0
     quick: bool = False
     needs: str | None = None
+    beside: tuple[str, str] | None = None
     seconds: float = 0.5
 
     @property

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,12 @@ class Folder:
 
 
 def check_data(chosen: Sequence[Experiment]) -> None:
-    """Fetch what is missing before the first row runs. Raises UserError naming the command that fetches it."""
+    """Fetch what is missing before the first row runs. Raises UserError naming the command that fetches it, and the
+    extra of a package that a row is held against and that is not installed."""
+    for one in chosen:
+        if one.beside is not None and find_spec(one.beside[0]) is None:
+            package, extra = one.beside
+            raise UserError(f"row {one.id} is held against {package}: pip install 'tokenloom[{extra}]'")
     for name in dict.fromkeys(one.needs for one in chosen if one.needs):
         try:
             recipes.get(name)

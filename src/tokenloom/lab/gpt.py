@@ -28,13 +28,14 @@ RULE = " 8 × 64 windows of 64 drawn with G(123), each alone."
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained task, its validation text, and its losses by step."""
+    """A trained task, its validation text, its losses by step, and the training loss of every step."""
 
     task: TextGeneration
     held: np.ndarray[Any, Any]
     first: float
     validation: dict[int, float]
     training: dict[int, float]
+    losses: list[float]
 
 
 def chapter_gpt(bench: Bench) -> Trained:
@@ -62,7 +63,7 @@ def _trained(bench: Bench) -> Trained:
             means[event.step] = float(np.mean(losses[-50:]))
             if event.step >= steps:
                 break
-    return Trained(task, np.asarray(held.ids), first, validation, means)
+    return Trained(task, np.asarray(held.ids), first, validation, means, losses)
 
 
 def first_steps(trained: Trained) -> list[Measure]:

@@ -28,6 +28,6 @@ def test_labels_do_not_cover_each_other(tmp_path: Path, dark: bool) -> None:
 
 
 def test_a_name_of_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ends in .png"):
+    with pytest.raises(UserError, match=r"ends in \.png"):
         draw_map(np.zeros((1, 2)), ["word"], tmp_path / "map.svg", title="One word")
     assert not list(tmp_path.iterdir())

@@ -133,6 +133,25 @@ def trained_totals(task: Translation, data: str) -> Any:
     return evaluate(task, task.model, task.samples_of(data))
 
 
+def test_two_aligned_files_are_measured_as_the_table_of_their_lines(call: Call, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "ab.src").write_text("".join(f"{word}\n" for word in WORDS), "utf-8")
+    (tmp_path / "ab.tgt").write_text("".join(f"{word[::-1]}\n" for word in WORDS), "utf-8")
+    (tmp_path / "ab.csv").write_text("source,target\n" + "".join(f"{word},{word[::-1]}\n" for word in WORDS), "utf-8")
+    ways = ["--data", tmp_path / "ab.src", "--target", tmp_path / "ab.tgt"], ["--data", tmp_path / "ab.csv"]
+    found = [json.loads(call("evaluate", run, *way, "--json")[1]) for way in ways]
+    for one in found:
+        del one["seconds"], one["data"]
+    assert found[0] == found[1]
+    assert found[0]["translated"] == len(WORDS)
+    (tmp_path / "ab.tgt").write_text("eh\n", "utf-8")
+    code, _, err = call("evaluate", run, *ways[0])
+    assert code == 2
+    assert "1 line" in err
+    code, _, err = call("evaluate", run, "--target", tmp_path / "ab.tgt")
+    assert code == 2
+    assert "--data" in err
+
+
 def test_without_sacrebleu_the_rest_is_measured(trained: Translation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics.bleu", None)
     assert bleu.corpus_scores(["a"], ["a"]) == {}

@@ -108,8 +108,8 @@ class Translation(Translates):
     def _read(self, source: str, target: str | None = None) -> PairData:
         s: TranslationSettings = self.settings
         columns = PairColumns(s.source_column, s.target_column, s.header)
-        if source in recipes.names() and source != self.source:
-            columns = PairColumns()
+        if source != self.source and (source in recipes.names() or target is not None):
+            columns = PairColumns()  # Those of the run's table are not theirs.
         return read_pairs(source, target=target, columns=columns, encoding=s.encoding)
 
     def prepare(self, data: str | None) -> Material:
@@ -190,8 +190,8 @@ class Translation(Translates):
         notes = [note for tokenizer in dict.fromkeys((source, target)) for note in tokenizer.notes]
         return extra | ({"vocabulary": " ".join(notes)} if notes else {})
 
-    def samples_of(self, data: str) -> Samples:
-        coded = [self._coded(pair) for pair in self._read(data).pairs]
+    def samples_of(self, data: str, target: str | None = None) -> Samples:
+        coded = [self._coded(pair) for pair in self._read(data, target).pairs]
         return PairSamples(self._short(coded, self._limit(coded), []))
 
     # Sizes.
@@ -297,11 +297,23 @@ class Translation(Translates):
             "pairs": totals["exact"].count,
         }
 
-    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
+    def evaluate(
+        self,
+        data: str | None = None,
+        *,
+        batch: int = 64,
+        samples: Samples | None = None,
+        target: str | None = None,
+    ) -> dict[str, float]:
         """As every task's, and what the translations themselves are like, each token being the likeliest: `exact`, the
-        share that is the target, and by sacrebleu, where it is installed, `bleu` and `chrf`."""
+        share that is the target, and by sacrebleu, where it is installed, `bleu` and `chrf`.
+
+        target: the file whose line n is the target of line n of the file `data`.
+        """
+        if target is not None and data is None:
+            raise UserError(f"--target {target}: is for --data FILE, whose lines are the sources")
         if samples is None:
-            samples = self.prepare(self.source).validation if data is None else self.samples_of(data)
+            samples = self.prepare(self.source).validation if data is None else self.samples_of(data, target)
         metrics = super().evaluate(batch=batch, samples=samples)
         coded: Sequence[Coded] = samples.take(samples.all())
         texts = [one.text for one in self.translations([one.source for one in coded])]

@@ -28,6 +28,13 @@ TOGETHER = 64
 
 
 @dataclass(frozen=True)
+class PairMeasuringOptions:
+    """Which pairs are measured."""
+
+    target: str | None = option(None, "with --data FILE: the file whose line n is the target of its line n")
+
+
+@dataclass(frozen=True)
 class TranslateOptions:
     """What is translated, and how."""
 
@@ -76,6 +83,7 @@ class Translates(Task):
     """A task whose model predicts a target from a source, both of them text."""
 
     uses: ClassVar[Mapping[str, type]] = {"predict": TranslateOptions}
+    measuring = PairMeasuringOptions
 
     @property
     @abstractmethod

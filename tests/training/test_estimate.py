@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.gpt import GPT, STYLES
+from tokenloom.models.image_decoder import ImageDecoder, ImageDecoderConfig
+from tokenloom.models.vision import VisionConfig, VisionTransformer
 from tokenloom.nn import attention
 from tokenloom.training import estimate
 from tokenloom.training.checkpoints import Checkpoints
@@ -70,6 +73,28 @@ def test_flops_by_hand() -> None:
     model = model_of("modern")
     assert flops_per_token(model, 1) == linear + 6 * LAYERS * WIDTH
     assert flops_per_token(model, 100) == linear + 6 * LAYERS * WIDTH * 100
+
+
+def test_an_encoder_sees_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 24 patches of 4 numbers; the embedding 4 D, 12 D² in each layer, two classes. And as torch counts."""
+    monkeypatch.setattr(attention, "fused_attention", lambda *args: attention.explicit_attention(*args)[0])
+    model = VisionTransformer(VisionConfig(grid=(4, 6), inputs=4, outputs=2, width=WIDTH, depth=LAYERS, heads=4))
+    linear = 6 * (4 * WIDTH + LAYERS * 12 * WIDTH**2 + 2 * WIDTH)
+    formula = flops_per_token(model, TOKENS)
+    assert formula == linear + 12 * LAYERS * WIDTH * TOKENS
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(Batch({"image": Stream(features=torch.randn(3, TOKENS, 4))})).sum().backward()
+    assert counter.get_total_flops() == pytest.approx(formula * 3 * TOKENS, rel=0.01)
+
+
+def test_of_an_encoder_decoder_the_decoders_own_attention_alone_is_halved() -> None:
+    """By hand, a layer each: 12 D² and 12 D N of the encoder; 16 D², 6 D N of itself and 12 D N of the source."""
+    model = EncoderDecoder(EncoderDecoderConfig(11, 7, TOKENS, TOKENS, WIDTH, 1, 4))
+    expected = 6 * (28 * WIDTH**2 + 7 * WIDTH) + (12 + 6 + 12) * WIDTH * TOKENS
+    assert flops_per_token(model, TOKENS) == expected
+    painter = ImageDecoder(ImageDecoderConfig(11, 4, 6, width=WIDTH, depth=1, heads=4))
+    assert flops_per_token(painter, TOKENS) == 6 * (12 * WIDTH**2 + 11 * WIDTH) + 6 * WIDTH * TOKENS
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +110,9 @@ class EncoderDecoder(nn.Module):
     Reads the streams "source" and "target"; the target's begins with the id `start` = target_vocab. Predicts at each
     token of the target the next one.
     """
+
+    # What causality halves the pairs of, for who counts operations (`training/estimate.py`).
+    causal: ClassVar[tuple[str, ...]] = ("decoder.*.attention",)
 
     def __init__(self, config: EncoderDecoderConfig, seed: int = 0) -> None:
         super().__init__()

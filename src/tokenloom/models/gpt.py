@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +132,9 @@ def make_layer(config: GPTConfig) -> TransformerLayer:
 
 class GPT(nn.Module):
     """Token embedding + positions → causal transformer → linear readout. Predicts token n+1 at token n."""
+
+    # What causality halves the pairs of, for who counts operations (`training/estimate.py`).
+    causal: ClassVar[tuple[str, ...]] = ("*",)
 
     def __init__(self, config: GPTConfig, seed: int = 0) -> None:
         super().__init__()

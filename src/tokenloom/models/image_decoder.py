@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,9 @@ class ImageDecoder(nn.Module):
 
     Reads the stream "cells": (B, N) ids, first that of the class, then those of the cells before the one predicted.
     """
+
+    # What causality halves the pairs of, for who counts operations (`training/estimate.py`).
+    causal: ClassVar[tuple[str, ...]] = ("*",)
 
     def __init__(self, config: ImageDecoderConfig, seed: int = 0) -> None:
         super().__init__()

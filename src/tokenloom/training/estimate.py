@@ -6,7 +6,9 @@ import copy
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
 
@@ -27,17 +29,24 @@ from tokenloom.training.settings import TrainingSettings
 
 
 def flops_per_token(model: nn.Module, tokens: int) -> int:
-    """Floating-point operations to train one token: 6 × (numbers in linear maps) + 6 × L × D × tokens.
+    """Floating-point operations to train one token: 6 × (numbers in linear maps) + 12 × L × D × tokens.
 
     A product costs 2 operations a number forward and 4 backward. Attention's two products cost 2 × 2 × D a pair
-    forward, three times that with backward, and causality halves the pairs. After Kaplan et al. 2020, section 2.1.
-    tokens: the length of a sequence. Products alone are counted, not norms, activations and the optimiser.
+    forward, three times that with backward; where it is causal, half of the pairs are left, and 6 × L × D × tokens. A
+    model names such attention in `causal`, by patterns (`decoder.*.attention`); an encoder has none. After Kaplan et al.
+    2020, section 2.1. tokens: the length of a sequence. Products alone are counted, not norms, activations and the
+    optimiser.
     """
     linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
     cells = [part for part in model.modules() if isinstance(part, nn.RNNBase)]
     linear += sum(p.numel() for cell in cells for name, p in cell.named_parameters() if name.startswith("weight"))
-    widths = sum(part.heads * part.head_width for part in model.modules() if isinstance(part, MultiHeadAttention))
-    return 6 * linear + 6 * widths * tokens
+    causal: Sequence[str] = getattr(model, "causal", ())
+    pairs = 0
+    for name, part in model.named_modules():
+        if isinstance(part, MultiHeadAttention):
+            halved = any(fnmatchcase(name, pattern) for pattern in causal)
+            pairs += (6 if halved else 12) * part.heads * part.head_width
+    return 6 * linear + pairs * tokens
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,11 @@ def test_groups_are_held_out_by_default() -> None:
 
 
 def test_too_few_are_refused() -> None:
-    with pytest.raises(UserError, match="1 picture leave none to validate"):
+    with pytest.raises(UserError, match="text: 1 picture: none is left to validate"):
         split_pictures(numbered([0], ["a"]))
+    alike = numbered([0, 0, 1, 1], ["a", "b"])
+    with pytest.raises(UserError, match="4 pictures, 2 different: none is left to validate"):
+        split_pictures(replace(alike, pixels=alike.labels.astype(np.uint8).reshape(-1, 1, 1, 1)))
     with pytest.raises(UserError, match="--holdout 1"):
         split_pictures(numbered([0, 0], ["a"]), 1.0)
 

@@ -285,3 +285,38 @@ def test_digits_are_built_in() -> None:
     larger = read_pictures("digits", PictureForm((16, 16), "colour"))
     assert larger.pixels.shape == (1797, 3, 16, 16)
     np.testing.assert_array_equal(refitted(data.pixels, larger.form)[:9], larger.pixels[:9])
+
+
+def test_a_table_of_paths_is_known_by_its_beginning(tmp_path: Path) -> None:
+    """Its columns are called so, and pictures stand in it."""
+    for name, text, known in (
+        ("a.csv", "path,label\nx/1.png,cat\n", True),
+        ("b.tsv", "\ufeffImage\tClass\nx 1.JPG\tcat\n", True),
+        ("c.jsonl", '{"file_name": "1.webp", "label": "cat"}\n', True),
+        ("d.csv", "path,label\nx/1.wav,cat\n", False),
+        ("e.csv", "path,size\nx/1.png,7\n", False),
+        ("f.csv", "", False),
+    ):
+        (tmp_path / name).write_text(text, "utf-8")
+        assert (looks_like_pictures(str(tmp_path / name)) is not None) is known, name
+
+
+def test_more_pictures_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 100}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    with pytest.raises(UserError, match=r"1,797 pictures of 64 × 32 pixels need 0.0 GB .* --resolution brings them"):
+        read_pictures("digits", PictureForm((32, 64)))
+    # 3 · 1,797 · 64 bytes are 84 pages and a bit.
+    assert len(read_pictures("digits")) == 1797
+
+
+def test_a_background_is_looked_at_for_a_built_in_set_too() -> None:
+    with pytest.raises(UserError, match="no such colour"):
+        read_pictures("digits", PictureForm(background="whitish"))
+
+
+def test_sizes_are_told_from_the_smallest_area_to_the_largest() -> None:
+    notes: list[str] = []
+    headers = [picture_decoding.Header(size, "grey", False) for size in ((3, 90), (1, 300), (20, 20))]
+    picture_decoding.settle(headers, PictureForm(), notes)
+    assert "pictures of 90 × 3 to 20 × 20 pixels" in notes[0]

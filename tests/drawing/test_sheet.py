@@ -34,5 +34,5 @@ def test_colours_stay_and_a_bad_path_is_told(tmp_path: Path) -> None:
     draw_sheet(red, tmp_path / "red.png")
     assert tuple(np.asarray(image.open(tmp_path / "red.png"))[50, 50]) == (255, 0, 0)
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(UserError, match=r"--out .*cannot be written"):
+    with pytest.raises(UserError, match=r"cannot write the picture .*file is a file"):
         draw_sheet(red, tmp_path / "file" / "red.png")

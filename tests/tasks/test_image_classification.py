@@ -16,7 +16,7 @@ from tokenloom.tasks.image_classification import ImageClassification, ImageClass
 from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import rollout
 from tokenloom.tasks.images.settings import pair
-from tokenloom.tasks.labels.vectors import support_vector_accuracy
+from tokenloom.tasks.labels.vectors import block, support_vector_accuracy, values_of
 from tokenloom.training.batches import Moment
 
 TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1, "heads": 2, "threads": 1}
@@ -77,6 +77,19 @@ def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path:
     counts = np.array(task.evaluate(str(tmp_path / "d"))["confusion"]["counts"])
     assert counts.shape == (3, 3)
     assert counts[2].sum() == 8
+
+
+def test_other_data_without_a_known_class_are_refused(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run[1] / "standing", tmp_path / "d" / "upright")
+    shutil.copytree(run[1] / "standing", tmp_path / "flat")
+    for name, words in (("d", "has labels upright, and this run has learnt lying, standing"), ("flat", "no labels")):
+        assert main(["evaluate", str(run[0]), "--data", str(tmp_path / name)]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "d" / "upright" / "cut.png").write_bytes(b"")
+    assert main(["evaluate", str(run[0]), "--data", str(tmp_path / "d")]) == 2
+    assert "--skip-broken" not in capsys.readouterr().err, "which evaluate does not have"
 
 
 def test_augmentation_is_of_training_alone_and_keyed_by_sample(run: tuple[Path, Path]) -> None:
@@ -141,6 +154,20 @@ def test_the_simple_method_learns() -> None:
     assert found is not None
     assert found[0] >= 0.95
     assert support_vector_accuracy(pixels[:4:2], labels[:4:2], pixels, labels) is None
+
+
+def test_large_pictures_are_averaged_for_the_simple_method() -> None:
+    """32 × 32 in colour stay as they are, and 65 × 33 grey; 65 × 65 in colour are averaged over 3 × 3, cut at the edge."""
+    assert (block((3, 32, 32)), block((1, 65, 33)), block((3, 65, 65))) == (1, 1, 3)
+    pixels = np.zeros((1, 3, 65, 65), dtype=np.uint8)
+    pixels[0, 1, :3, :3] = np.arange(0, 90, 10).reshape(3, 3)
+    pixels[0, 2, 63:, 63:] = 255
+    values = values_of(pixels).reshape(3, 22, 22)
+    assert values[1, 0, 0] == pytest.approx(40 / 255)
+    assert values[2, 21, 21] == pytest.approx(1)
+    assert values.sum() == pytest.approx(1 + 40 / 255)
+    small = np.arange(4, dtype=np.uint8).reshape(1, 1, 2, 2)
+    np.testing.assert_allclose(values_of(small), np.arange(4)[None] / 255, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from tokenloom.cli.main import main
 from tokenloom.data.picture_files import PictureForm
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
+from tokenloom.tasks import image_generation
 from tokenloom.tasks.frame.fitting import begin
 from tokenloom.tasks.image_codes import ImageCodes
 from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks.painting.completing import upper_half
+from tokenloom.tasks.painting.completing import UpperHalf, nearest_row, upper_half
 from tokenloom.tokens.palette import Palette
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Finished, Planned, Staged
@@ -139,8 +140,50 @@ def test_completing_keeps_the_upper_half(runs: Path, tmp_path: Path) -> None:
         assert all(np.array_equal(one[0, :4], half) for one in pixels)
         assert len({one.tobytes() for one in pixels}) > 1
         assert main(["generate", str(runs / run), "--top", str(given), "--out", str(tmp_path / "top.png"), "-q"]) == 0
-    known, _ = upper_half(half[None], task.tokenizer, task.form)
-    assert len(known) == 8, "two of four rows of codes"
+    given = upper_half(half[None], task.tokenizer, task.form)
+    assert len(given.known) == 8, "two of four rows of codes"
+    assert given.partly == 0
+
+
+def test_a_row_of_codes_that_is_given_in_part_fits_what_is_given(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows of pixels of a standing bar: the second row of codes is drawn until its first pixels fit."""
+    task = tokenloom.load(runs / "codes")
+    assert isinstance(task, ImageGeneration)
+    whole = np.asarray(image.open(next((runs / "bars" / "down").iterdir())))
+    given = upper_half(whole[None, :3], task.tokenizer, task.form)
+    assert (len(given.known), given.partly) == (4, 1)
+    far, decode, decoded = {}, task.tokenizer.decode, []
+
+    def noted(ids: np.ndarray) -> np.ndarray:
+        decoded.append(decode(ids))
+        return decoded[-1].copy()
+
+    monkeypatch.setattr(task.tokenizer, "decode", noted)
+    for many in (1, 40):
+        monkeypatch.setattr(image_generation, "CANDIDATES", many)
+        pixels, _ = task.generate(12, top=whole[None, :3])
+        assert all(np.array_equal(one[0, :3], whole[:3]) for one in pixels)
+        # As the codes have it, before the given pixels are put over it.
+        far[many] = float(np.square(decoded[-1][:, 0, 2].astype(float) - whole[2]).mean())
+    assert far[40] < far[1]
+    assert np.array_equal(task.generate(2, top=whole[None, :3])[0], pixels[:2]), "each by its number alone"
+
+
+def test_the_nearest_row_by_hand() -> None:
+    """A palette whose cells are taken for two pixels high: of the rows 3 3, 1 0 and 0 1, above which 0 0 is known."""
+
+    class Tall(Palette):
+        cell = 2
+
+        def decode(self, ids: np.ndarray) -> np.ndarray:
+            return super().decode(ids.reshape(-1, 2, 2).repeat(2, 1).reshape(-1, 8))
+
+    colours = np.array([[0.0], [0.2], [0.4], [1.0]], dtype=np.float32)
+    tall = Tall(colours, 4, 2)
+    tall_grid = UpperHalf(np.array([[[0, 0], [0, 0], [51, 10]]], dtype=np.uint8), [0, 0], 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tall, "grid", (2, 2))
+        assert nearest_row(np.array([[3, 3], [1, 0], [0, 1]]), tall_grid, tall) == [1, 0]
 
 
 def test_what_is_measured(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,13 +231,33 @@ def test_what_cannot_be_made_is_refused(runs: Path, tmp_path: Path, capsys: pyte
     image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(wrong)
     found = line_of(["generate", run, "--top", str(wrong), *out], capsys)
     assert "has 8 × 9 pixels; this run makes pictures of 8 × 8" in found
-    assert "cannot be read" in line_of(["generate", run, "--top", str(tmp_path / "none.png"), *out], capsys)
+    assert "No such file" in line_of(["generate", run, "--top", str(tmp_path / "none.png"), *out], capsys)
+    assert "cannot be read (Is a directory)" in line_of(["generate", run, "--top", str(tmp_path), *out], capsys)
+    assert "--count 10001: one sheet" in line_of(["generate", run, "--count", "10001", *out], capsys)
+    assert "give a name that ends in .png" in line_of(["generate", run, "--out", "sheet.jpg"], capsys)
+    assert "it is a folder" in line_of(["generate", run, "--out", str(tmp_path)], capsys)
+    below = str(wrong / "deeper" / "x.png")
+    assert "wrong.png is a file" in line_of(["generate", run, "--out", below], capsys)
+    assert "a sheet has room" in line_of(["reconstruct", f"{runs / 'codes-codes'}", "--count", "5001", *out], capsys)
     (tmp_path / "text.png").write_text("hello", "utf-8")
     assert "text.png" in line_of(["generate", run, "--top", str(tmp_path / "text.png"), *out], capsys)
     top = next((runs / "bars" / "down").iterdir())
     found = line_of(["generate", run, "--guidance", "2", "--top", str(top), *out], capsys)
     assert "no class is asked for (--class)" in found
     assert not (tmp_path / "x.png").exists()
+
+
+def test_a_larger_picture_is_completed_as_it_would_be_read(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same proportions, it is brought to the size of the run, which is told."""
+    small = next((runs / "bars" / "across").iterdir())
+    image.open(small).resize((16, 16), image.Resampling.NEAREST).save(tmp_path / "large.png")
+    words = ["generate", str(runs / "pixels"), "--count", "1", "--out", str(tmp_path / "x.png")]
+    assert main([*words, "--top", str(tmp_path / "large.png")]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("1 picture:")
+    assert "has 16 × 16 pixels: brought to 8 × 8" in told.err
 
 
 def test_guidance_needs_hidden_classes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,9 +297,11 @@ def test_a_run_of_another_task_or_for_other_pictures_is_no_tokeniser(
 ) -> None:
     words = ["train", str(runs / "bars"), "--task", "image-generation", "--out", str(tmp_path / "run"), "-q"]
     found = line_of([*words, "--tokens", str(runs / "pixels")], capsys)
-    assert "is a image-generation run; one of image-codes is needed" in found
+    assert "is an image-generation run; one of image-codes is needed" in found
     found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--resolution", "12"], capsys)
     assert "its codes are for pictures of 8 × 8 pixels" in found
+    found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--mode", "colour"], capsys)
+    assert "--mode colour: the codes of --tokens" in found
 
 
 def test_codes_stand_beside_what_they_were(runs: Path, tmp_path: Path) -> None:
@@ -248,7 +313,7 @@ def test_codes_stand_beside_what_they_were(runs: Path, tmp_path: Path) -> None:
 def test_a_palette_decides_whole_rows_of_an_upper_half() -> None:
     palette = Palette.learn(np.arange(20, dtype=np.uint8).reshape(1, 1, 5, 4), 20)
     top = np.arange(8, dtype=np.uint8).reshape(1, 2, 4)
-    known, _ = upper_half(top, palette, PictureForm((5, 4), "grey"))
-    assert known == list(range(8))
+    given = upper_half(top, palette, PictureForm((5, 4), "grey"))
+    assert (given.known, given.partly) == (list(range(8)), 0)
     with pytest.raises(UserError, match="upper half of shape"):
         upper_half(top[:, :, :3], palette, PictureForm((5, 4), "grey"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenloom.cli.output import plain, whole_number
+from tokenloom.data.names import with_article
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def task_of_run(tokens: list[str], verb: str) -> type[Task] | None:
     task = find_task(RunFolder(run).read_config()["task"])
     if verb not in task.uses:
         can = ", ".join(task.uses) or "only be evaluated"
-        raise UserError(f"{run}: a {task.name} run cannot {verb}; it can {can}")
+        raise UserError(f"{run}: {with_article(task.name)} run cannot {verb}; it can {can}")
     return task
 
 

@@ -128,10 +128,19 @@ def looks_labelled(source: str) -> str | None:
     """Why these data look like labelled texts, in a few words, or None. Reads no more than the beginning."""
     if source in recipes.names():
         return "labelled texts" if recipes.find(source).holds is LabelledData else None
-    path = Path(source)
+    _, titles = beginning_of_table(Path(source))
+    found = [called(names, titles) for names in (TEXTS, LABELS)]
+    return "texts with a column of labels" if all(found) else None
+
+
+def beginning_of_table(path: Path) -> tuple[str, list[str]]:
+    """The first 64 kB of a table or of JSON rows, and the cells of its first row, or the fields of its first object.
+
+    Nothing of either for what is no such file, or cannot be read.
+    """
     ending = path.suffix.lower()
     if ending not in JSON_ENDINGS + TABLE_ENDINGS or not path.is_file():
-        return None
+        return "", []
     try:
         with path.open("rb") as file:
             text = file.read(_PEEK).decode("utf-8", "replace").removeprefix("\ufeff")
@@ -141,9 +150,8 @@ def looks_labelled(source: str) -> str | None:
             lines = io.StringIO(text, newline="")
             titles = next((cells for _, cells in table_records(lines, table_delimiter(text, ending == ".tsv"))), [])
     except (OSError, ValueError, Unreadable):
-        return None
-    found = [_called(names, [title.strip() for title in titles]) for names in (TEXTS, LABELS)]
-    return "texts with a column of labels" if all(found) else None
+        return "", []
+    return text, [title.strip() for title in titles]
 
 
 def _json_titles(text: str) -> list[str]:
@@ -301,7 +309,7 @@ def _has_header(first: list[str], body: list[tuple[int, list[str]]], columns: La
     given = [name for name in (columns.text, columns.label) if name is not None]
     if given:
         return any(name in first for name in given) or not all(name.isdecimal() for name in given)
-    if _called(columns.texts, first) or _called(LABELS, first):
+    if called(columns.texts, first) or called(LABELS, first):
         return True
     again = {cell.strip() for _, cells in body for cell in cells if cell.strip()}
     if any(len(cell.split()) > _TITLE_WORDS for cell in first) or again.intersection(first):
@@ -328,9 +336,9 @@ def _columns(
     text, label = columns.text, columns.label
     others = [title for title in titles if title not in (text, label)]
     if text is None:
-        text = _called(columns.texts, others)
+        text = called(columns.texts, others)
     if label is None:
-        label = _called(LABELS, [title for title in others if title != text])
+        label = called(LABELS, [title for title in others if title != text])
     if text is None:
         found = [title for title in others if title != label]
         lengths = {title: _mean_length(_values(rows, titles.index(title))) for title in found}
@@ -349,7 +357,7 @@ def _columns(
     return text, label
 
 
-def _called(names: Iterable[str], titles: Iterable[str]) -> str | None:
+def called(names: Iterable[str], titles: Iterable[str]) -> str | None:
     """The column whose name is the first of the known ones."""
     by_name = {title.casefold(): title for title in reversed(list(titles))}
     return next((by_name[name] for name in names if name in by_name), None)

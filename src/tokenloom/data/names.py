@@ -29,3 +29,8 @@ def some(items: Iterable[object], limit: int = 20) -> str:
 def counted(n: int, what: str, plural: str | None = None) -> str:
     """`1 row`, `2,000 rows`."""
     return f"{n:,} {what if n == 1 else plural or what + 's'}"
+
+
+def with_article(what: str) -> str:
+    """`a run`, `an image`."""
+    return f"{'an' if what[:1].lower() in 'aeiou' else 'a'} {what}"

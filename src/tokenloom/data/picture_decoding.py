@@ -18,6 +18,7 @@ from tokenloom.data.picture_files import Header, PictureForm, Pixels, decode, he
 from tokenloom.data.samples import fingerprint_of
 from tokenloom.data.text import reason_of
 from tokenloom.data.unicode import Unreadable
+from tokenloom.errors import UserError
 from tokenloom.native.cache import cache_folder
 
 # Pictures of different sizes, or large ones, become squares of so many pixels a side.
@@ -65,6 +66,7 @@ def _decode(files: Files, form: PictureForm) -> Decoded:
             broken.append((id, str(error)))
     notes: list[str] = []
     settled = settle(list(headers.values()), form, notes)
+    check_memory(len(headers), settled)
     pixels = np.empty((len(headers), *settled.shape), dtype=np.uint8)
     n = 0
     for id, path in files:
@@ -85,6 +87,17 @@ def _decode(files: Files, form: PictureForm) -> Decoded:
     return Decoded(pixels, sorted(broken, key=lambda one: order[one[0]]), settled, notes)
 
 
+def check_memory(n: int, form: PictureForm) -> None:
+    """Raise UserError where n pictures of a form, and the parts that they are split into, would not fit into memory."""
+    C, H, W = form.shape
+    need, there = 3 * n * C * H * W, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > there:
+        raise UserError(
+            f"{n:,} pictures of {W} × {H} pixels need {need / 1e9:,.1f} GB of memory, and this machine has"
+            f" {there / 1e9:,.1f}: --resolution brings them to fewer pixels"
+        )
+
+
 def settle(headers: Sequence[Header], form: PictureForm, notes: list[str]) -> PictureForm:
     """The form with nothing left open, and notes on what had to be decided."""
     sizes = Counter(found.size for found in headers)
@@ -96,7 +109,7 @@ def settle(headers: Sequence[Header], form: PictureForm, notes: list[str]) -> Pi
     mode = form.mode or ("grey" if all(found.mode == "grey" for found in headers) else "colour")
     if any(found != size for found in sizes):
         how = {"crop": "cut to the middle", "pad": "with borders", "stretch": "stretched"}[form.fit]
-        smallest, largest = min(sizes), max(sizes)
+        smallest, largest = (choose(sizes, key=lambda size: size[0] * size[1]) for choose in (min, max))
         have = f"{_shown(smallest)} pixels" if len(sizes) == 1 else f"{_shown(smallest)} to {_shown(largest)} pixels"
         notes.append(f"pictures of {have} are brought to {_shown(size)}, {how} (--resolution, --fit)")
     return replace(form, size=size, mode=mode)

@@ -156,9 +156,8 @@ def _opened(raw: bytes, form: PictureForm) -> Iterator[Image]:
         with module.open(io.BytesIO(raw)) as image:
             width, height = image.size
             if width * height > form.limit:
-                raise Unreadable(
-                    f"{width:,} × {height:,} pixels are more than {form.limit / 1e6:,.6g} million; --limit allows more"
-                )
+                most = f"{form.limit / 1e6:,.6g} million"
+                raise Unreadable(f"{width:,} × {height:,} pixels are more than the {most} that --limit allows")
             yield image
     except Unreadable:
         raise

@@ -62,7 +62,11 @@ def split_pictures(
         parts = _parted(data, digests, held, f"{share:.3g} of {what}, chosen by the pictures with seed {seed}", notes)
     for part, side in ((parts.training, "train"), (parts.validation, "validate")):
         if not len(part):
-            raise UserError(f"{data.name}: {counted(len(data), 'picture')} leave none to {side} (--holdout)")
+            different = len(set(digests))
+            have = counted(len(data), "picture") + (f", {different:,} different" if different < len(data) else "")
+            raise UserError(
+                f"{data.name}: {have}: none is left to {side}; more different ones are needed, or another --holdout"
+            )
     return parts
 
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from tokenloom.data import recipes
 from tokenloom.data.documents import DataSet
-from tokenloom.data.labelled import LabelColumns, read_labelled
+from tokenloom.data.labelled import LABELS, LabelColumns, beginning_of_table, called, read_labelled
 from tokenloom.data.names import counted, some
-from tokenloom.data.picture_decoding import decode_all
+from tokenloom.data.picture_decoding import check_memory, decode_all
 from tokenloom.data.picture_files import ENDINGS, PictureForm, Pixels, background_colour, pillow, refitted
 from tokenloom.data.samples import Keys, fingerprint_of, generator_for
 from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, shown_path, walk
@@ -113,7 +113,7 @@ def read_pictures(
     form: PictureForm | None = None,
     *,
     columns: LabelColumns | None = None,
-    skip_broken: bool = False,
+    skip_broken: bool | None = False,
 ) -> PictureData:
     """Pictures from whatever `source` names.
 
@@ -123,7 +123,8 @@ def read_pictures(
     - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` with a path and a label a row, the paths from where the table lies.
 
     form: what is None in it is found: the size that all share, if they do and it is not large, and grey if none has
-    colour. skip_broken: leave out pictures that cannot be read instead of refusing all.
+    colour. skip_broken: leave out pictures that cannot be read instead of refusing all; None refuses, and
+    offers no option.
 
     Raises UserError, naming the files, for broken pictures, and where there are none.
     """
@@ -151,10 +152,13 @@ def read_pictures(
 
 
 def looks_like_pictures(source: str) -> str | None:
-    """Why these data look like pictures, in a few words, or None. Looks at names alone."""
+    """Why these data look like pictures, in a few words, or None. Looks at names, and at the beginning of a table."""
     if source in recipes.names():
         return "pictures" if recipes.find(source).holds is PictureData else None
     path = Path(source)
+    text, titles = beginning_of_table(path)
+    if called(PATHS, titles) and called(LABELS, titles) and any(ending in text.lower() for ending in ENDINGS):
+        return "a table of pictures, with a column of labels"
     if not path.is_dir():
         return None
     seen = pictures = 0
@@ -221,7 +225,7 @@ def _table(path: Path, columns: LabelColumns) -> _Found:
     return _Found(list(files.values()), data.classes, list(data.skipped), notes)
 
 
-def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool) -> PictureData:
+def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool | None) -> PictureData:
     pillow()
     background_colour(form.background)
     read = decode_all([(id, path) for id, path, _ in found.files], form)
@@ -231,7 +235,7 @@ def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool) -> 
         if len(read.broken) == len(found.files):
             raise UserError(f"{name}: {what}")
         if not skip_broken:
-            raise UserError(f"{name}: {what}; --skip-broken goes on without them")
+            raise UserError(f"{name}: {what}" + ("" if skip_broken is None else "; --skip-broken goes on without them"))
     gone = {id for id, _ in read.broken}
     files = [file for file in found.files if file[0] not in gone]
     number = {label: place for place, label in enumerate(found.classes)}
@@ -250,7 +254,9 @@ def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool) -> 
 
 def _in_form(data: PictureData, form: PictureForm) -> PictureData:
     """A built-in set in the form that is asked for."""
+    background_colour(form.background)
     settled = replace(form, size=form.size or data.form.size, mode=form.mode or data.form.mode)
+    check_memory(len(data), settled)
     return replace(data, pixels=refitted(data.pixels, settled), form=settled)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from tokenloom.errors import UserError
 
 # Pixels of the sheet: about how large a picture is shown, between pictures, and for a line of text.
 SHOWN, GAP, LINE = 112, 10, 18
+# All pictures together on a sheet, about, and how many there may be.
+MOST_PIXELS, MOST = 40_000_000, 10_000
 
 
 def draw_sheet(
@@ -29,9 +31,10 @@ def draw_sheet(
 ) -> tuple[int, int]:
     """Write pictures (n, C, H, W) with 1 or 3 channels onto one PNG, row by row; returns its (rows, columns).
 
-    captions: one each, cut where it is wider than its picture. columns: about a square when not given. Raises UserError
-    without Pillow, and for a path that cannot be written.
+    captions: one each, cut where it is wider than its picture. columns: about a square when not given. Many pictures
+    are shown smaller. Raises UserError without Pillow, and for a path that cannot be written.
     """
+    place = style.place_of(path)
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
@@ -39,29 +42,25 @@ def draw_sheet(
     n, C, H, W = pictures.shape
     columns = min(n, columns or math.ceil(math.sqrt(n)))
     rows = -(-n // columns)
-    scale = max(1, round(SHOWN / max(H, W)))
+    scale = max(1, round(min(SHOWN, math.sqrt(MOST_PIXELS / n)) / max(H, W)))
     cell = (W * scale + GAP, H * scale + GAP + (LINE if captions else 0))
     look = style.palette(dark)
     sheet = Image.new("RGB", (columns * cell[0] + GAP, rows * cell[1] + GAP), look.background)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for place, picture in enumerate(pictures):
-        left, top = GAP + place % columns * cell[0], GAP + place // columns * cell[1]
+    for number, picture in enumerate(pictures):
+        left, top = GAP + number % columns * cell[0], GAP + number // columns * cell[1]
         image = Image.fromarray(picture[0] if C == 1 else picture.transpose(1, 2, 0)).convert("RGB")
         sheet.paste(image.resize((W * scale, H * scale), Image.Resampling.NEAREST), (left, top))
         # Else a picture that is white at its border has no border on white.
         pen.rectangle((left - 1, top - 1, left + W * scale, top + H * scale), outline=look.grid)
         if captions:
-            text = _cut(captions[place], W * scale, font)
+            text = _cut(captions[number], W * scale, font)
             pen.text((left + W * scale / 2, top + H * scale + 3), text, fill=look.ink, font=font, anchor="ma")
     raw = io.BytesIO()
     sheet.save(raw, "PNG")
-    try:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw.getvalue())
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise UserError(f"--out {path}: cannot be written ({why})") from error
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)  # where that fails, writing says why
+    style.write_png(raw.getvalue(), place)
     return rows, columns
 
 

@@ -105,19 +105,37 @@ def save(figure: Figure, path: str | Path) -> None:
 
     Raises UserError where the place cannot be written, or its name ends as another kind of file does.
     """
-    path = Path(path)
-    if path.suffix.lower() not in ("", ".png"):
-        raise UserError(f"{path}: pictures are written as PNG; give a name that ends in .png")
+    path = place_of(path)
     buffer = BytesIO()
     with warnings.catch_warnings():
         # A letter that no font has is drawn as a box; a warning about it would land amid a run's output.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
+    write_png(buffer.getvalue(), path)
+
+
+def place_of(path: str | Path) -> Path:
+    """Where a picture is going to be, looked at before it is made, which may take minutes.
+
+    Raises UserError for a folder, for a name that ends as another kind of file does, and below what is no folder.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in ("", ".png"):
+        raise UserError(f"{path}: pictures are written as PNG; give a name that ends in .png")
+    above = next((folder for folder in path.parents if folder.exists()), Path())
+    reason = "it is a folder" if path.is_dir() else None if above.is_dir() else f"{above} is a file"
+    if reason is not None:
+        raise UserError(f"cannot write the picture {path}: {reason}")
+    return path
+
+
+def write_png(raw: bytes, path: Path) -> None:
+    """Write a picture, whole or not at all. Raises UserError where the place cannot be written."""
     beside = None
     try:
         handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         with os.fdopen(handle, "wb") as file:
-            file.write(buffer.getvalue())
+            file.write(raw)
         os.chmod(beside, 0o644)  # Temporary files are for the owner only; a picture is for everyone.
         os.replace(beside, path)
     except OSError as error:

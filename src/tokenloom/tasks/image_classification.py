@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tokenloom.data.augment import Augmentation, Draws, augment
+from tokenloom.data.names import with_article
 from tokenloom.data.picture_files import PictureForm, Pixels, decode
 from tokenloom.data.picture_split import PictureReport
 from tokenloom.data.pictures import PictureData, PictureSamples, looks_like_pictures
@@ -38,7 +39,7 @@ from tokenloom.tasks.images.settings import (
     pair,
 )
 from tokenloom.tasks.labels.one_label import OneLabel, measured_terms
-from tokenloom.tasks.labels.vectors import MOST, support_vector_accuracy
+from tokenloom.tasks.labels.vectors import MOST, block, support_vector_accuracy
 from tokenloom.tokens.image import Patches
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
@@ -126,6 +127,7 @@ class ImageClassification(OneLabel):
             raise UserError(
                 f"{data}: pictures of two classes are needed, a folder each, or a table of paths and labels; there"
                 f" are {len(found)} pictures of {', '.join(found.classes) or 'no class'}"
+                + ("" if found.classes else " (--task image-generation needs none)")
             )
         self.form = found.form
         parts = split(s, found)
@@ -145,7 +147,9 @@ class ImageClassification(OneLabel):
         return PictureSamples(data.pixels, own[data.labels])
 
     def samples_of(self, data: str) -> PictureSamples:
-        return self._samples(read(self.settings, data, self.form))
+        found = read(self.settings, data, self.form, measured=True)
+        self.check_known(data, found.classes)
+        return self._samples(found)
 
     @property
     def patches(self) -> Patches:
@@ -166,7 +170,7 @@ class ImageClassification(OneLabel):
     def adopt(self, origin: Task) -> None:
         """Patches and sizes of the run; the resolution may be another, for which positions are stretched."""
         if not isinstance(origin, ImageClassification):
-            raise UserError(f"--init: a {origin.name} run has no body for pictures")
+            raise UserError(f"--init: {with_article(origin.name)} run has no body for pictures")
         s, plain, theirs = self.settings, self.Settings(), origin.settings
         assert origin.form is not None
         assert origin.form.size is not None
@@ -306,6 +310,8 @@ class ImageClassification(OneLabel):
         note = f"C = {C:g}, γ = {scale:g} of the usual, chosen on a fifth of the training pictures"
         if len(training) > MOST:
             note += f"; learnt from {MOST:,} pictures of {len(training):,}"
+        if (side := block(training.pixels.shape)) > 1:
+            note += f"; pixels averaged over {side} × {side}"
         return Baseline("support-vector machine on pixels", accuracy, "accuracy", note, "accuracy")
 
     # Use.

@@ -13,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.data.names import counted
 from tokenloom.data.picture_files import PictureForm, Pixels
 from tokenloom.data.picture_split import PictureReport
 from tokenloom.data.pictures import PictureSamples
 from tokenloom.data.samples import Samples
-from tokenloom.drawing.sheet import draw_sheet
+from tokenloom.drawing.sheet import MOST, draw_sheet
+from tokenloom.drawing.style import place_of
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.image_codes import ImageCodes as Autoencoder
@@ -106,7 +108,7 @@ class ImageCodes(Task):
         return Material(training, held, report.lines(), report.as_dict())
 
     def samples_of(self, data: str) -> Samples:
-        pixels = read(self.settings, data, self.form)
+        pixels = read(self.settings, data, self.form, measured=True)
         return PictureSamples(pixels.pixels, pixels.labels)
 
     def save_parts(self, folder: Path) -> dict[str, Any]:
@@ -216,6 +218,11 @@ class ImageCodes(Task):
         """Rows and columns of codes of a picture."""
         return ImageCodesConfig(**self.model_config).grid
 
+    @property
+    def cell(self) -> int:
+        """Pixels along the side of what a code stands for."""
+        return int(self.model_config["factor"])
+
     def encode(self, pixels: Pixels) -> NDArray[np.int64]:
         """The codes (n, rows · columns) of pictures (n, C, H, W), row by row. Raises ValueError for another size."""
         if pixels.shape[1:] != self.form.shape:
@@ -243,9 +250,12 @@ class ImageCodes(Task):
     def use(self, verb: str, options: ReconstructOptions, show: Show) -> dict[str, Any]:
         if options.count < 1:
             raise UserError(f"--count {options.count}: must be at least 1")
+        if 2 * options.count > MOST:
+            raise UserError(f"--count {options.count}: a sheet has room for {MOST // 2:,} and what comes back of them")
+        place_of(options.out)
         samples = self.prepare(self.source).validation
         back = self._draw(samples, options.count, options.out)
-        show(f"{len(back)} pictures, each beside what comes back of it: {options.out}\n")
+        show(f"{counted(len(back), 'picture')}, each beside what comes back of it: {options.out}\n")
         return {"out": options.out, "count": len(back)}
 
     # For the equality kit.

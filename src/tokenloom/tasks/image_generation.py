@@ -13,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.data.names import did_you_mean, some
+from tokenloom.data.names import counted, did_you_mean, some
 from tokenloom.data.picture_files import PictureForm, Pixels
 from tokenloom.data.picture_split import PictureReport, PictureSplit
 from tokenloom.data.pictures import PictureData
 from tokenloom.data.samples import Samples
 from tokenloom.decoding import Request, Sampling, generate_all
-from tokenloom.drawing.sheet import draw_sheet
+from tokenloom.drawing.sheet import MOST, draw_sheet
+from tokenloom.drawing.style import place_of
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.image_decoder import Guided, ImageDecoder, ImageDecoderConfig
@@ -31,7 +32,7 @@ from tokenloom.tasks.images.reading import read, read_parts
 from tokenloom.tasks.images.settings import PictureSettings
 from tokenloom.tasks.painting import tokenisers
 from tokenloom.tasks.painting.cells import CellSamples, histogram_nats, neighbour_nats
-from tokenloom.tasks.painting.completing import check_whole, form_of_codes, read_top, upper_half
+from tokenloom.tasks.painting.completing import UpperHalf, check_whole, form_of_codes, nearest_row, read_top, upper_half
 from tokenloom.tasks.painting.settings import GenerateOptions, ImageGenerationSettings
 from tokenloom.tokens.palette import Palette
 from tokenloom.training.batches import Moment
@@ -47,6 +48,8 @@ EPOCHS, CELLS_SEEN, LEAST_STEPS = 54, 3 * 784, 300
 # Cells that are made at a time, in pictures.
 TOGETHER = 100
 COPIES = 8
+# How often a row of codes is drawn of which a part is given.
+CANDIDATES = 8
 
 
 class ImageGeneration(Task):
@@ -133,7 +136,7 @@ class ImageGeneration(Task):
         return extra
 
     def samples_of(self, data: str) -> CellSamples:
-        found = read(self.settings, data, self.form)
+        found = read(self.settings, data, self.form, measured=True)
         number = {label: n for n, label in enumerate(self.classes)}
         labels = np.array([number.get(found.classes[n], -1) if n >= 0 else -1 for n in found.labels], dtype=np.int64)
         return CellSamples(found.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint())
@@ -256,7 +259,7 @@ class ImageGeneration(Task):
             raise UserError(f"--count {count}: must be at least 1")
         classes = self._asked(count, class_, in_turn=top is None)
         self._check_guidance(guidance, classes)
-        known, kept = ([], None) if top is None else upper_half(top, self.tokenizer, self.form)
+        given = None if top is None else upper_half(top, self.tokenizer, self.form)
         starts = [self.config.nothing if number is None else self.config.vocab + number for number in classes]
         ids = np.empty((count, self.config.cells), dtype=np.int64)
         with self.ready() as model:
@@ -264,19 +267,37 @@ class ImageGeneration(Task):
             decoder: StepModel = model if guidance == 1 else Guided(model, guidance)
             for begin in range(0, count, TOGETHER):
                 chosen = range(begin, min(begin + TOGETHER, count))
+                # Each picture has its own seed, whatever else is made beside it.
+                seeds = [seed * 2**32 + n for n in chosen]
+                known = self._known(decoder, given, [starts[n] for n in chosen], seeds, sampling or Sampling())
                 requests = [
-                    # Each picture has its own seed, whatever else is made beside it.
-                    Request(
-                        (starts[n], *known), self.config.cells - len(known), sampling or Sampling(), seed * 2**32 + n
-                    )
-                    for n in chosen
+                    Request((starts[n], *row), self.config.cells - len(row), sampling or Sampling(), own)
+                    for n, row, own in zip(chosen, known, seeds, strict=True)
                 ]
-                for n, (made,) in zip(chosen, generate_all(decoder, requests), strict=True):
-                    ids[n] = (*known, *made.ids)
+                for n, row, (made,) in zip(chosen, known, generate_all(decoder, requests), strict=True):
+                    ids[n] = (*row, *made.ids)
         pixels = self.tokenizer.decode(ids)
-        if kept is not None:
-            pixels[:, :, : kept.shape[1]] = kept
+        if given is not None:
+            pixels[:, :, : given.pixels.shape[1]] = given.pixels
         return pixels, ["" if number is None else self.classes[number] for number in classes]
+
+    def _known(
+        self, decoder: StepModel, given: UpperHalf | None, starts: list[int], seeds: list[int], sampling: Sampling
+    ) -> list[list[int]]:
+        """The first ids of each picture. A row of codes of which the upper half covers a part is drawn several times,
+        and the one that fits is taken."""
+        if given is None:
+            return [[] for _ in starts]
+        if not given.partly:
+            return [given.known for _ in starts]
+        columns = self.tokenizer.grid[1]
+        requests = [
+            # Seeds of its own: what is drawn below must not repeat these draws.
+            Request((start, *given.known), columns, sampling, own + 2**96, samples=CANDIDATES)
+            for start, own in zip(starts, seeds, strict=True)
+        ]
+        drawn = [np.array([one.ids for one in made], dtype=np.int64) for made in generate_all(decoder, requests)]
+        return [[*given.known, *nearest_row(rows, given, self.tokenizer)] for rows in drawn]
 
     def _asked(self, count: int, name: str | None, *, in_turn: bool) -> Sequence[int | None]:
         K = len(self.classes)
@@ -304,9 +325,11 @@ class ImageGeneration(Task):
 
     def use(self, verb: str, options: GenerateOptions, show: Show) -> dict[str, Any]:
         o = options
-        sampling, top = o.sampling(), None
-        if o.top is not None:
-            top = read_top(o.top, self.form)
+        place_of(o.out)
+        if o.count > MOST:
+            raise UserError(f"--count {o.count}: one sheet has room for {MOST:,} pictures at most")
+        sampling = o.sampling()
+        top, note = (None, None) if o.top is None else read_top(o.top, self.form)
         chosen: dict[str, Any] = {"class_": o.class_, "guidance": o.guidance, "seed": o.seed, "sampling": sampling}
         pixels, classes = self.generate(o.count, top=top, **chosen)
         captions = classes if any(classes) else []
@@ -314,8 +337,8 @@ class ImageGeneration(Task):
             pixels = np.concatenate((self._given(top)[None], pixels))
             captions = ["given", *(name or f"completed {n}" for n, name in enumerate(classes, start=1))]
         draw_sheet(pixels, o.out, captions=captions)
-        show(f"{o.count} pictures: {o.out}\n")
-        return {"out": o.out, "count": o.count, "classes": classes}
+        show(f"{counted(o.count, 'picture')}: {o.out}\n")
+        return {"out": o.out, "count": o.count, "classes": classes, "notes": [note] if note else []}
 
     def _given(self, top: Pixels) -> Pixels:
         """What was given, with grey below."""

@@ -144,7 +144,9 @@ class TextClassification(OneLabel, EncodesText):
         )
 
     def samples_of(self, data: str) -> LabelledSamples:
-        return self._samples(self._read(data).items, [])
+        found = self._read(data)
+        self.check_known(data, found.classes)
+        return self._samples(found.items, [])
 
     def reads(self) -> object:
         return self.name, self.classes

@@ -66,6 +66,11 @@ class Palette:
         """Rows and columns of ids."""
         return self.height, self.width
 
+    @property
+    def cell(self) -> int:
+        """Pixels along the side of what an id stands for."""
+        return 1
+
     def encode(self, pixels: Pixels) -> Ids:
         """The ids (n, H·W) of pictures (n, C, H, W), in raster order. Raises ValueError for another size."""
         n, C, H, W = pixels.shape

@@ -33,8 +33,8 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
 
     A product costs 2 operations a number forward and 4 backward. Attention's two products cost 2 × 2 × D a pair
     forward, three times that with backward; where it is causal, half of the pairs are left, and 6 × L × D × tokens. A
-    model names such attention in `causal`, by patterns (`decoder.*.attention`); an encoder has none. After Kaplan et al.
-    2020, section 2.1. tokens: the length of a sequence. Products alone are counted, not norms, activations and the
+    model names such attention in `causal`, by patterns (`decoder.*.attention`); an encoder has none. After Kaplan et
+    al. 2020, section 2.1. tokens: the length of a sequence. Products alone are counted, not norms, activations and the
     optimiser.
     """
     linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))

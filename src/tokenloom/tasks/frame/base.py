@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from tokenloom.data.names import with_article
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
@@ -259,7 +260,7 @@ class Task(ABC):
 
         verb: a key of `uses`. options: an instance of its dataclass.
         """
-        raise UserError(f"a {self.name} run cannot {verb}")
+        raise UserError(f"{with_article(self.name)} run cannot {verb}")
 
     # What all tasks share.
 

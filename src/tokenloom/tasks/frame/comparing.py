@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloom.data.names import with_article
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Measured, Task
@@ -66,7 +67,8 @@ def compare(runs: Sequence[tuple[str, Task]], context: str | None = None) -> lis
     for name, task in runs[1:]:
         if type(task).name != type(tasks[0]).name:
             raise UserError(
-                f"{names[0]} is a {tasks[0].name} run and {name} a {task.name} run: they answer different questions"
+                f"{names[0]} is {with_article(tasks[0].name)} run and {name} {with_article(task.name)} run: they answer"
+                " different questions"
             )
     measured = [task.measured(context) for task in tasks]
     for name, one in zip(names[1:], measured[1:], strict=True):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.drawing.overlay import draw_overlays
+from tokenloom.drawing.style import place_of
 from tokenloom.errors import UserError
 from tokenloom.models.vision import VisionTransformer
 from tokenloom.nn.taps import Taps
@@ -52,6 +53,7 @@ def look_at(task: ImageClassification, options: LookOptions, show: Show) -> dict
     layer = layers if options.layer is None else options.layer
     if not 1 <= layer <= layers:
         raise UserError(f"--layer {layer}: the model has layers 1 to {layers}")
+    out = place_of(options.out or f"{Path(options.file).stem}-look.png")
     pixels = task.pixels_of([options.file])
     taps = Taps("layers.*.pattern")
     probabilities = task.logits(pixels, taps)[0].double().softmax(-1)
@@ -63,7 +65,6 @@ def look_at(task: ImageClassification, options: LookOptions, show: Show) -> dict
     maps |= {f"head {number}": head for number, head in enumerate(heads, start=1)}
     best = int(probabilities.argmax())
     label, sure = task.classes[best], float(probabilities[best])
-    out = Path(options.out or f"{Path(options.file).stem}-look.png")
     title = f"{label} {sure:.1%}"
     draw_overlays(pixels[0].numpy(), {k: v.tolist() for k, v in maps.items()}, out, title=title, dark=options.dark)
     show(f"{title}\n{out}\n")

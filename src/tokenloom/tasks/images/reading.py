@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenloom.data.picture_files import PictureForm
 from tokenloom.data.picture_split import PictureSplit, split_pictures
 from tokenloom.data.pictures import PictureData, read_pictures
 from tokenloom.tasks.images.settings import PictureSettings, columns_of, form_of
 
 
-def read(settings: PictureSettings, source: str, form: PictureForm | None = None) -> PictureData:
-    """The pictures of a source, in a form, or in that of the settings."""
-    wanted = form or form_of(settings)
-    return read_pictures(source, wanted, columns=columns_of(settings), skip_broken=settings.skip_broken)
+def read(
+    settings: PictureSettings, source: str, form: PictureForm | None = None, *, measured: bool = False
+) -> PictureData:
+    """The pictures of a source, in a form, or in that of the settings. measured: a run is measured on them, whose
+    settings are of other data: the columns of its table may apply to a table alone, and no option can be given."""
+    columns = None if measured and not Path(source).is_file() else columns_of(settings)
+    skip = settings.skip_broken or (None if measured else False)
+    return read_pictures(source, form or form_of(settings), columns=columns, skip_broken=skip)
 
 
 def split(settings: PictureSettings, data: PictureData) -> PictureSplit:

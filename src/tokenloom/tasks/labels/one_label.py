@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,11 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tokenloom.data.names import some
 from tokenloom.data.samples import Samples
+from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.labels import measures, showing
 from tokenloom.training.loop import evaluate
 from tokenloom.training.losses import Term, Terms, Totals
+
+_SHOWN = 10
 
 
 def measured_terms(logits: Tensor, targets: Tensor) -> Terms:
@@ -58,6 +63,12 @@ class OneLabel(Task):
     def _seen(self, totals: dict[str, Totals]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         truth, guess, sure = (totals[name].samples[0].numpy() for name in ("truth", "guess", "sure"))
         return truth.astype(np.int64), guess.astype(np.int64), sure
+
+    def check_known(self, source: str, labels: Sequence[str]) -> None:
+        """Raise UserError where none of the labels of other data is one that was learnt: nothing could be measured."""
+        if not set(labels) & set(self.classes):
+            have = f"labels {some(labels, _SHOWN)}" if labels else "no labels"
+            raise UserError(f"{source}: has {have}, and this run has learnt {some(self.classes, _SHOWN)}")
 
     def _matrix(self, truth: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
         """The confusion matrix; labels that were not learnt are one more row, where there are any."""

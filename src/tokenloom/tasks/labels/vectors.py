@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
-# More pictures than this would take the kernel minutes: so many are learnt from, taken evenly.
-MOST = 5_000
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import avg_pool2d
+
+# More pictures than this would take the kernel minutes: so many are learnt from, taken evenly. Likewise values of a
+# picture: pixels of larger ones than 32 × 32 in colour are averaged over blocks.
+MOST, MOST_VALUES = 5_000, 32 * 32 * 3
+
+
+def block(shape: Sequence[int]) -> int:
+    """Pixels along the side of the blocks over which pictures (…, C, H, W) are averaged; 1 for small ones."""
+    C, H, W = shape[-3:]
+    side = 1
+    while side < max(H, W) and C * -(-H // side) * -(-W // side) > MOST_VALUES:
+        side += 1
+    return side
+
+
+def values_of(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(n, values) in 0 … 1 of pictures (n, C, H, W), averaged over blocks where they are large."""
+    side = block(pixels.shape)
+    # One by one, so that no second copy of large pictures is made.
+    averaged = (avg_pool2d(torch.from_numpy(one)[None].float(), side, ceil_mode=True) for one in pixels)
+    values: NDArray[np.float32] = torch.cat([one.flatten(1) for one in averaged]).div_(255).numpy()
+    return values
 
 
 def support_vector_accuracy(
     training: NDArray[np.uint8], labels: NDArray[np.int64], held: NDArray[np.uint8], truth: NDArray[np.int64]
 ) -> tuple[float, float, float] | None:
     """(accuracy, C, γ scale) of scikit-learn's machine, both chosen on a fifth of the training pictures; None without
-    scikit-learn, or where there are too few classes for it. Pixels are taken as 0 … 1 and γ = scale / (features ·
-    variance), scikit-learn's own unit."""
+    scikit-learn, or where there are too few classes for it. γ = scale / (features · variance), scikit-learn's own
+    unit."""
     try:
         from sklearn.svm import SVC
     except ImportError:
@@ -22,7 +45,7 @@ def support_vector_accuracy(
     if len(training) > MOST:
         chosen = np.linspace(0, len(training) - 1, MOST).astype(np.int64)
         training, labels = training[chosen], labels[chosen]
-    X, Z = (pixels.reshape(len(pixels), -1).astype(np.float32) / 255 for pixels in (training, held))
+    X, Z = values_of(training), values_of(held)
     unit = 1.0 / (X.shape[1] * max(float(X.var()), 1e-9))
     order = np.random.Generator(np.random.Philox(0)).permutation(len(X))
     fifth = max(1, len(X) // 5)

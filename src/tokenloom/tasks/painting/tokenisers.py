@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloom.data.names import with_article
 from tokenloom.data.picture_files import PictureForm, Pixels
 from tokenloom.errors import UserError
 from tokenloom.tasks.frame.runs import load
@@ -32,6 +33,11 @@ class PictureTokenizer(Protocol):
         """Rows and columns of cells."""
         ...
 
+    @property
+    def cell(self) -> int:
+        """Pixels along the side of what an id stands for; the last row and column may reach past the picture."""
+        ...
+
     def encode(self, pixels: Pixels) -> NDArray[np.int64]:
         """To ids."""
         ...
@@ -49,7 +55,7 @@ def codes_of_run(run: str) -> ImageCodes:
     """The tokeniser that a run is. Raises UserError for a run of another task."""
     task = load(run)
     if not isinstance(task, ImageCodes):
-        raise UserError(f"--tokens {run}: is a {task.name} run; one of image-codes is needed")
+        raise UserError(f"--tokens {run}: is {with_article(task.name)} run; one of image-codes is needed")
     return task
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenloom.data.names import with_article
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
@@ -145,7 +146,7 @@ class EncodesText(Task):
 
     def adopt(self, origin: Task) -> None:
         if not isinstance(origin, EncodesText):
-            raise UserError(f"--init: a {origin.name} run has no encoder, which {self.name} needs")
+            raise UserError(f"--init: {with_article(origin.name)} run has no encoder, which {self.name} needs")
         s, plain = self.settings, self.Settings()
         kind, specials = origin.tokenizer.kind, len(origin.tokenizer.specials)
         theirs = {name: getattr(origin.settings, name) for name in ("size", "style", *SIZES)}

@@ -157,7 +157,7 @@ def test_the_simple_method_learns() -> None:
 
 
 def test_large_pictures_are_averaged_for_the_simple_method() -> None:
-    """32 × 32 in colour stay as they are, and 65 × 33 grey; 65 × 65 in colour are averaged over 3 × 3, cut at the edge."""
+    """32 × 32 in colour stay as they are, and 65 × 33 grey; 65 × 65 in colour are averaged over 3 × 3."""
     assert (block((3, 32, 32)), block((1, 65, 33)), block((3, 65, 65))) == (1, 1, 3)
     pixels = np.zeros((1, 3, 65, 65), dtype=np.uint8)
     pixels[0, 1, :3, :3] = np.arange(0, 90, 10).reshape(3, 3)

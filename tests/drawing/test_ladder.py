@@ -27,9 +27,11 @@ def test_every_model_stands_where_its_figures_say(tmp_path: Path, dark: bool) ->
         names = {text.get_text(): text for text in axes.texts}
         assert set(names) == {"bigram", "lstm", "gpt"}
         assert all(text.get_color() == palette(dark).ink for text in names.values())
-        # Two that stand side by side have their names on different sides.
-        if key == "seconds":
-            assert names["lstm"].get_va() != names["gpt"].get_va()
+        # No name covers another, or a dot.
+        boxes = [text.get_window_extent() for text in names.values()]
+        assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+        dots = [axes.transData.transform(drawn.get_offsets()) for drawn in (running, windows)]
+        assert not any(box.contains(*dot) for box in boxes for dot in np.concatenate(dots))
     assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == [
         "with running context",
         "in separate windows of 64 tokens",

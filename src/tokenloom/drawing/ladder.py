@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tokenloom.drawing import style
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ def draw_ladder(models: Sequence[Mapping[str, Any]], path: str | Path, *, title:
     panels[1].legend(handles, labels, loc="upper right", fontsize=10)
     for axes in panels:
         style.apply(figure, axes, dark)
+    figure.draw_without_rendering()
+    for axes in panels:
+        _place_names(axes)
     style.save(figure, path)
     return figure
 
@@ -53,20 +58,36 @@ def _panel(axes: Axes, models: Sequence[Mapping[str, Any]], key: str, look: styl
         zorder=3,
         label="in separate windows of {window} tokens",
     )
-    spread = max(max(windows), max(running)) - min(min(windows), min(running)) or 1.0
-    taken: list[tuple[float, float]] = []
-    for x, low, high, model in sorted(zip(places, running, windows, models, strict=True), key=lambda one: one[0]):
-        # A name stands beneath its dot, or above its ring where another stands beneath already.
-        below = all(abs(low - y) > 0.08 * spread or x > 6 * at for at, y in taken)
-        y = min(low, high) if below else max(low, high)
-        taken.append((x, y))
-        axes.annotate(
-            str(model["model"]),
-            (x, y),
-            xytext=(0, -8 if below else 8),
-            textcoords="offset points",
-            ha="center",
-            va="top" if below else "bottom",
-            fontsize=10,
-        )
+    for x, low, high, model in zip(places, running, windows, models, strict=True):
+        name, middle = str(model["model"]), (low + high) / 2
+        axes.annotate(name, (x, middle), (0, 0), textcoords="offset points", fontsize=10, in_layout=False)
     axes.margins(x=0.12, y=0.15)
+
+
+def _place_names(axes: Axes) -> None:
+    """Put each name beside its model, where it covers no dot, no other name and no legend, or as little as may be."""
+    from matplotlib.transforms import Bbox
+
+    _, running, windows = axes.collections
+    dots = [axes.transData.transform(collection.get_offsets()) for collection in (running, windows)]
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for points in dots for x, y in points]
+    taken += [Bbox([np.minimum(a, b) - 1, np.maximum(a, b) + 1]) for a, b in zip(*dots, strict=True)]
+    legend = axes.get_legend()
+    if legend is not None:
+        taken.append(legend.get_window_extent())
+    for (_, low), (_, high), text in zip(*dots, axes.texts, strict=True):
+        half = abs(high - low) / 2 * 72 / axes.get_figure(root=True).dpi  # From the middle to a dot, in points.
+        sides = [(way * 9, 0, "left" if way > 0 else "right", "center") for way in (1, -1)]
+        above, below = (
+            [(0, way * (half + 8 + far), "center", va) for far in (0, 14)] for way, va in ((1, "bottom"), (-1, "top"))
+        )
+        ways = [below[0], above[0], *sides, above[1], below[1]]  # The nearest first.
+        boxes = []
+        for x, y, ha, va in ways:
+            text.set(position=(x, y), ha=ha, va=va)
+            boxes.append(text.get_window_extent().padded(1))
+        covered = [sum(box.overlaps(other) for other in taken) for box in boxes]
+        best = covered.index(min(covered))
+        x, y, ha, va = ways[best]
+        text.set(position=(x, y), ha=ha, va=va)
+        taken.append(boxes[best])

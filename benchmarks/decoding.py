@@ -7,14 +7,16 @@ past which it reads the last 256 tokens anew at each token, as the chapter does;
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks import texts
-from benchmarks.harness import Goal, Row, Setting, at_least, compare, rate, timed
+from benchmarks.harness import Goal, Row, Runner, Setting, at_least, compare, progress, rate, timed
 from benchmarks.peers.framework import gpt2
+from tokenloom.native import loader
 from tokenloom.tasks.text_generation import TextGeneration
 
 CONTEXT, D, H, L = 1024, 128, 4, 4
@@ -23,15 +25,16 @@ PROMPT, TOKENS, MANY = 16, 500, 32
 
 @dataclass(frozen=True)
 class Road:
-    """A way in which tokenloom generates. options: those of `task.generate`. goal: of its speed against the peer's."""
+    """A way in which tokenloom generates. context: what switches to it. goal: of its speed against the peer's."""
 
     name: str
-    options: dict[str, Any]
+    context: Callable[[], AbstractContextManager[None]]
     goal: Goal
 
 
-# A further way of generating, such as a compiled step, is one more line here.
-ROADS = [Road("plain road", {}, at_least(4))]
+PLAIN = Road("plain road", loader.switched_off, at_least(4))
+# What a machine with a compiler does by itself.
+COMPILED = Road("compiled step", nullcontext, at_least(10))
 
 
 def our_task(context: int) -> TextGeneration:
@@ -69,6 +72,21 @@ def their_generate(task: TextGeneration, prompts: list[str], tokens: int) -> Cal
     return generate
 
 
+def on(road: Road, work: Runner) -> Runner:
+    """The same work by one road."""
+
+    def run() -> float:
+        with road.context():
+            return work()
+
+    return run
+
+
+def a_prompt(many: Runner) -> Runner:
+    """What one of many prompts costs."""
+    return lambda: many() / MANY
+
+
 def measure(setting: Setting) -> list[Row]:
     tokens = 100 if setting.quick else TOKENS
     task = our_task(CONTEXT)
@@ -76,42 +94,31 @@ def measure(setting: Setting) -> list[Row]:
     prompts = [text[i * 1000 : i * 1000 + PROMPT] for i in range(MANY)]
     what = f"{tokens} tokens after one prompt"
 
-    def generate(task: TextGeneration, **options: Any) -> None:
-        assert len(task.generate(prompts[0], max_new_tokens=tokens, **options)) == tokens
+    def generate() -> None:
+        assert len(task.generate(prompts[0], max_new_tokens=tokens)) == tokens
 
     def generate_many() -> None:
         assert len(task.generate_all(prompts, max_new_tokens=tokens)) == MANY
 
     theirs = timed(their_generate(task, prompts[:1], tokens))
+    theirs_many = timed(their_generate(task, prompts, tokens))
     a_token: dict[str, Any] = {"scale": 1e3 / tokens, "unit": "ms a token"}
     rows = []
-    for road in ROADS:
-        ours = timed(lambda road=road: generate(task, **road.options))  # type: ignore[misc]
+    for road in (PLAIN, COMPILED):
+        if road is COMPILED and (why := loader.reason("decode")):
+            progress(f"no {road.name}: {why}")
+            continue
+        one, many = on(road, timed(generate)), on(road, timed(generate_many))
         goal = road.goal if setting.threads == 1 else None
         peer = "transformers' generate, with its cache"
-        rows.append(compare(f"{what}: {road.name}", ours, peer, theirs, setting, goal=goal, **a_token))
-    one = timed(lambda: generate(task))
-    many = timed(generate_many)
-
-    def many_a_prompt() -> float:
-        return many() / MANY
-
-    goal = at_least(10) if setting.threads == 1 else None
-    rows.append(
-        compare(
-            f"{MANY} prompts at once, a token of each", many_a_prompt, "one prompt", one, setting, goal=goal, **a_token
-        )
-    )
-    theirs_many = timed(their_generate(task, prompts, tokens))
-
-    def theirs_a_prompt() -> float:
-        return theirs_many() / MANY
-
-    peer = f"transformers' generate of {MANY}"
-    rows.append(
-        compare(f"{MANY} prompts at once, a token of each", many_a_prompt, peer, theirs_a_prompt, setting, **a_token)
-    )
-    rows.append(rate(what, one, tokens, "tokens a second", setting))
+        rows.append(compare(f"{what}: {road.name}", one, peer, theirs, setting, goal=goal, **a_token))
+        at_once = f"{MANY} prompts at once, a token of each: {road.name}"
+        goal = at_least(10) if setting.threads == 1 and road is PLAIN else None
+        rows.append(compare(at_once, a_prompt(many), "one prompt", one, setting, goal=goal, **a_token))
+        peer = f"transformers' generate of {MANY}"
+        rows.append(compare(at_once, a_prompt(many), peer, a_prompt(theirs_many), setting, **a_token))
+        rows.append(rate(f"{what}: {road.name}", one, tokens, "tokens a second", setting))
     usual = our_task(256)
-    rows.append(rate(f"{what}, context 256", timed(lambda: generate(usual)), tokens, "tokens a second", setting))
+    slide = timed(lambda: usual.generate(prompts[0], max_new_tokens=tokens))
+    rows.append(rate(f"{what}, context 256", slide, tokens, "tokens a second", setting))
     return rows

@@ -19,6 +19,8 @@ import tokenloom
 from tokenloom.data.samples import generator_for
 from tokenloom.drawing.tables import plain_table
 from tokenloom.models.batch import IGNORE, Batch, Stream
+from tokenloom.models.gpt import GPT
+from tokenloom.native import loader
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.taps import Taps
 from tokenloom.tasks.frame.base import Example, Task
@@ -287,9 +289,31 @@ def _known(task: Task, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def compiled_eager(s: Subject) -> float:
+    """torch.compile in float64; and the compiled step of a model that has one, in the float32 that it is made for."""
+    assert native_apart(s) <= 1e-5
     compiled = torch.compile(s.model)
     with torch.no_grad():
         return apart(s.task.loss(compiled, s.batch())["loss"].sums, s.sums(s.batch()))
+
+
+@torch.no_grad()
+def native_apart(s: Subject) -> float:
+    """Tokens one by one with native code and without, log-probabilities in float32; 0 where there is no such step."""
+    if not isinstance(s.model, GPT) or s.model.config.window is not None:
+        return 0.0
+    model = copy.deepcopy(s.model).float()
+    ids = s.batch().streams["text"].tokens[:, : model.config.context]
+
+    def steps() -> Tensor:
+        state, found = model.start(len(ids)), []
+        for n in range(ids.shape[1]):
+            log_probs, state = model.step(ids[:, n : n + 1], state)
+            found.append(log_probs)
+        return torch.cat(found, dim=1)
+
+    with loader.switched_off():
+        plain = steps()
+    return apart(steps(), plain)
 
 
 def saved_loaded(s: Subject) -> float:

@@ -173,7 +173,7 @@ def test_a_state_holds_the_same_memory_for_ever(window):
         log_probs, state = model.step(torch.tensor([[1, 2], [3, 4]]), state)
         assert not log_probs.requires_grad
         assert state.cache.nbytes == held
-        tensors = (*state.cache.keys, *state.cache.values, state.kept)
+        tensors = (state.cache.both, state.kept)
         assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in tensors)
     assert state.lengths.tolist() == [40, 40]
 

@@ -4,10 +4,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from tokenloom.decoding.generate import Request, generate_all
+from tokenloom.decoding.samplers import Sampling
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, STYLES, GPTConfig
-from tokenloom.models.lean import LeanStep
+from tokenloom.models.lean import Folded, LeanStep, Step
+from tokenloom.models.lean_host import HostStep
+from tokenloom.models.lean_native import NativeStep
+from tokenloom.native import loader
 
 ROWS, TOKENS = 3, 9
 
@@ -16,11 +22,15 @@ def model_of(style: str, **parts: Any) -> GPT:
     """A model in float64 in which every parameter matters, scales and biases too."""
     config = STYLES[style](11, 16, 24, 2, 4).as_dict()
     model = GPT(GPTConfig(**{**config, **parts})).double().eval()
-    chance = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=chance, dtype=torch.float64) * 0.3)
+    shake(model, 0.3)
     return model
+
+
+@torch.no_grad()
+def shake(model: GPT, size: float) -> None:
+    chance = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=chance, dtype=torch.float64) * size)
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,18 +48,131 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases and GELU": ("modern", {"mlp": {"kind": "plain", "activation": "gelu", "bias": True}}),
 }
 
+ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SiLU": ("modern", {"mlp": {"kind": "plain", "activation": "silu"}}),
+    "GELU, by tanh": ("chapter", {"mlp": {"kind": "plain", "activation": "gelu-tanh"}}),
+    "ReLU": ("chapter", {"mlp": {"kind": "plain", "activation": "relu"}}),
+}
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_token_by_token_is_the_whole_pass(variant: str) -> None:
-    style, parts = VARIANTS[variant]
-    model = model_of(style, **parts)
-    ids = torch.randint(11, (ROWS, TOKENS), generator=torch.Generator().manual_seed(3))
-    whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
-    state = model.start(ROWS)
+
+def some_ids(rows: int = ROWS, tokens: int = TOKENS) -> Tensor:
+    return torch.randint(11, (rows, tokens), generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def token_by_token(model: GPT, ids: Tensor, step: type[Step] | None) -> Tensor:
+    """Log-probabilities (B, N, vocab) from steps of one token, by a step of this kind."""
+    state = model.start(len(ids))
     assert state.lean is not None, "the lean step knows these parts"
-    for n in range(TOKENS):
-        logs, state = model.step(ids[:, n : n + 1], state)
-        torch.testing.assert_close(logs[:, 0], whole[:, n], rtol=0, atol=1e-11)
+    if step is LeanStep:
+        state.lean = LeanStep(parts_of(model))
+    assert step is None or type(state.lean) is step
+    logs = []
+    for n in range(ids.shape[1]):
+        log_probs, state = model.step(ids[:, n : n + 1], state)
+        logs.append(log_probs[:, 0])
+    return torch.stack(logs, dim=1)
+
+
+@torch.no_grad()
+def parts_of(model: GPT) -> Folded:
+    return Folded.of(model.tokens, model.positions, model.transformer, model.readout, 16)
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("step", [LeanStep, HostStep])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_token_by_token_is_the_whole_pass(variant: str, step: type[Step], rows: int) -> None:
+    style, parts = VARIANTS[variant]
+    model, ids = model_of(style, **parts), some_ids(rows)
+    whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
+    with loader.switched_off():
+        torch.testing.assert_close(token_by_token(model, ids, step), whole, rtol=0, atol=1e-11)
+
+
+needs_compiler = pytest.mark.skipif(bool(loader.reason("decode")), reason=f"no native code: {loader.reason('decode')}")
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, ROWS, 8])
+@pytest.mark.parametrize("variant", [*VARIANTS, "SiLU", "GELU, by tanh", "ReLU"])
+def test_compiled_is_plain(variant: str, rows: int) -> None:
+    """In float32, to rounding; where numbers of the size 1 are, the figure of the equality kit."""
+    style, parts = {**VARIANTS, **ACTIVATIONS}[variant]
+    model, ids = model_of(style, **parts), some_ids(rows)
+    whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
+    compiled = token_by_token(model.float(), ids, NativeStep)
+    torch.testing.assert_close(compiled.double(), whole, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [8, 24, 40, 72, 144])
+def test_compiled_is_plain_for_heads_of_any_width(width: int) -> None:
+    """Heads of 2 … 36 features: vectors, several of them, and what is left over."""
+    config = STYLES["modern"](11, 16, width, 1, 4)
+    model = GPT(config).eval()
+    shake(model, 0.2)
+    ids = some_ids()
+    compiled = token_by_token(model, ids, NativeStep)
+    with loader.switched_off():
+        plain = token_by_token(model, ids, HostStep)
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_compiled_rows_may_have_any_lengths() -> None:
+    model, ids = model_of("modern").float(), some_ids()
+    counts = torch.tensor([5, 2, 7])
+    whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
+    _, state = model.step(ids[:, :7], model.start(3), counts)
+    calls = []
+    state.lean = counted(state.lean, calls)
+    for more in range(2):
+        at = counts + more
+        logs, state = model.step(ids.gather(1, at[:, None]), state)
+        torch.testing.assert_close(logs[:, 0], whole[torch.arange(3), at], rtol=1e-5, atol=1e-5)
+    assert len(calls) == 2, "the compiled step did it"
+
+
+def counted(step: Any, calls: list[int]) -> Any:
+    class Counted:
+        ragged = step.ragged
+
+        def __call__(self, ids: Tensor, cache: Any) -> Tensor:
+            calls.append(len(ids))
+            return step(ids, cache)
+
+    return Counted()
+
+
+@needs_compiler
+def test_greedy_tokens_are_the_same_compiled_or_plain() -> None:
+    model = model_of("chapter").float()
+    requests = [Request([1, 2, 3], 12, Sampling(0)), Request([4], 14, Sampling(0))]
+    compiled = generate_all(model, requests)
+    with loader.switched_off():
+        assert [[g.ids for g in row] for row in generate_all(model, requests)] == [
+            [g.ids for g in row] for row in compiled
+        ]
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_an_id_that_there_is_not_is_refused(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loader.VARIABLE, native)
+    model = model_of("modern").float()
+    for wrong in (11, -12):
+        with pytest.raises(IndexError):
+            model.step(torch.tensor([[wrong]]), model.start(1))
+
+
+@needs_compiler
+def test_layers_that_differ_are_left_to_the_plain_step() -> None:
+    model = model_of("modern").float()
+    assert isinstance(model.start(1).lean, NativeStep)
+    model.transformer.layers[1].mlp.activation = torch.tanh
+    assert isinstance(model.start(1).lean, HostStep)
+    assert isinstance(model_of("modern").start(1).lean, HostStep), "and so is float64"
+    assert isinstance(model_of("modern").bfloat16().start(1).lean, LeanStep), "half precision is torch's"
 
 
 @pytest.mark.parametrize(
@@ -79,8 +202,3 @@ def test_a_state_has_the_weights_of_its_start_and_a_new_one_the_new_ones() -> No
     after, _ = model.step(ids, model.start(1))
     assert not torch.equal(before, after)
     torch.testing.assert_close(after[:, 0], model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)[:, 0])
-
-
-def test_a_lean_step_is_made_of_the_parts_of_a_model() -> None:
-    model = model_of("chapter")
-    assert isinstance(LeanStep.of(model.tokens, model.positions, model.transformer, model.readout, 16), LeanStep)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tokenloom.decoding.feeding import check_budget, check_prompts, prefill
-from tokenloom.decoding.samplers import NonFiniteLogits, Sampling
+from tokenloom.decoding.samplers import NonFiniteLogits, Sampling, Uniforms
 from tokenloom.decoding.streaming import TextStreamer, TokenStream, check_stops
 from tokenloom.errors import UserError
 from tokenloom.models.protocols import State, StepModel, feed_device
@@ -157,7 +158,7 @@ class _Sample:
         self.end = frozenset(request.end)
         self.tokens = 0
         self.text = None if text is None else TextStreamer(text(), request.stop)
-        self.generator = sample_generator(request.seed, index)
+        self.uniforms = Uniforms(sample_generator(request.seed, index))
 
     def take(self, token: int, log_prob: float) -> tuple[TokenEvent | None, Finished | None]:
         """What the next token means: an event for it, the end of the sample, or both."""
@@ -190,10 +191,10 @@ def _run(model: StepModel, prompts: Sequence[tuple[int, ...]], samples: Sequence
     if not active:
         return
     batch = _Batch(model, prompts, active)
+    tokens, log_probs = batch.choose()
     step = 0
     while True:
         step += 1
-        tokens, log_probs = batch.choose()
         staying: list[int] = []
         for row, (sample, token, log_prob) in enumerate(zip(active, tokens, log_probs, strict=True)):
             if not math.isfinite(log_prob):
@@ -211,7 +212,7 @@ def _run(model: StepModel, prompts: Sequence[tuple[int, ...]], samples: Sequence
         if len(staying) < len(active):
             active = [active[row] for row in staying]
             batch.keep(staying, active)
-        batch.feed()
+        tokens, log_probs = batch.feed()
 
 
 class _Batch:
@@ -254,17 +255,21 @@ class _Batch:
         groups: dict[Sampling, list[int]] = {}
         for row, sample in enumerate(active):
             groups.setdefault(sample.request.sampling, []).append(row)
-        self.groups = [(sampling, rows, [active[row].generator for row in rows]) for sampling, rows in groups.items()]
+        self.groups = [(sampling, rows, [active[row].uniforms for row in rows]) for sampling, rows in groups.items()]
 
     @torch.inference_mode()
     def choose(self) -> tuple[list[int], list[float]]:
         """Choose the next token of each row; ids and log-probabilities on the host."""
+        return self._choose()
+
+    def _choose(self) -> tuple[list[int], list[float]]:
         if len(self.groups) == 1:
             sampling, _, generators = self.groups[0]
             ids, values = sampling.choose(self.log_probs, generators, self.seen)
         else:
             ids, values = self._choose_by_group()
-        self.tokens = torch.tensor(ids, device=self.device).unsqueeze(-1)
+        # From an array: without a look at the type of each number.
+        self.tokens = torch.from_numpy(np.array(ids, dtype=np.int64)[:, None]).to(self.device)
         if self.seen is not None:
             self.seen.scatter_(1, self.tokens, True)
         return ids, values
@@ -289,7 +294,8 @@ class _Batch:
         self._group(active)
 
     @torch.inference_mode()
-    def feed(self) -> None:
-        """Give the chosen tokens to the model."""
+    def feed(self) -> tuple[list[int], list[float]]:
+        """Give the chosen tokens to the model, and choose the next ones."""
         log_probs, self.state = self.model.step(self.tokens, self.state)
         self.log_probs = log_probs[:, -1]
+        return self._choose()

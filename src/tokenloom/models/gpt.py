@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.lean import LeanStep
+from tokenloom.models.lean import Step, lean_step
 from tokenloom.models.protocols import State, forked
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
@@ -197,7 +197,7 @@ class GPT(nn.Module):
         kept = cache.lengths.new_zeros(batch, 0 if c.window is not None else c.context)
         lean = None
         if c.window is None:
-            lean = LeanStep.of(self.tokens, self.positions, self.transformer, self.readout, c.context)
+            lean = lean_step(self.tokens, self.positions, self.transformer, self.readout, c.context)
         return GPTState(cache, kept, cache.lengths, lean)
 
     @torch.no_grad()
@@ -233,7 +233,7 @@ class GPT(nn.Module):
     def _read(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> Tensor:
         """Logits (B, N, vocab) of a chunk for which the cache has room."""
         state.keep(tokens)
-        if state.lean is not None and tokens.shape[1] == 1 and state.cache.even:
+        if state.lean is not None and tokens.shape[1] == 1 and (state.cache.even or state.lean.ragged):
             logits = state.lean(tokens[:, 0], state.cache)[:, None]
         else:
             logits = self(Batch({"text": Stream(ids=tokens)}), cache=state.cache)
@@ -253,7 +253,7 @@ class GPTState:
     """What a GPT keeps: the cache, the ids it holds (B, context), how many tokens each row has been fed, and its lean
     step, which has the weights of the moment when the state was started."""
 
-    def __init__(self, cache: KeyValueCache, kept: Tensor, lengths: Tensor, lean: LeanStep | None) -> None:
+    def __init__(self, cache: KeyValueCache, kept: Tensor, lengths: Tensor, lean: Step | None) -> None:
         self.cache, self.kept = cache, kept
         self.lengths, self.lean = lengths, lean
         # Feeding changes the cache in place, so that a state can be fed once.

@@ -74,7 +74,7 @@ class MemoryCache(LayerCache):
 
 
 class KeyValueCache:
-    """Keys and values of all layers, (L, 2) tensors (B, Hk, capacity, Dh), and each row's length.
+    """Keys and values of all layers in one tensor, `both` (L, 2, B, Hk, capacity, Dh), and each row's length.
 
     window: None for the full cache; a number for the ring of a windowed model, which is then also its capacity.
     The caller sees to it that a full cache is never given more than it has room for.
@@ -84,8 +84,7 @@ class KeyValueCache:
         batch, _, capacity, _ = shape
         if window is not None and window != capacity:
             raise ValueError(f"a ring of {capacity} slots cannot serve a window of {window}")
-        self.keys = [like.new_zeros(shape) for _ in range(layers)]
-        self.values = [like.new_zeros(shape) for _ in range(layers)]
+        self._hold(like.new_zeros(layers, 2, *shape))
         self.memories: list[MemoryCache] = [MemoryCache() for _ in range(layers)]
         self.capacity, self.window = capacity, window
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
@@ -95,6 +94,11 @@ class KeyValueCache:
         self._rows = torch.arange(batch, device=like.device)[:, None]
         self._chunk: Chunk | None = None
         self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _hold(self, both: Tensor) -> None:
+        """Take this as keys and values: `keys` and `values` are the layers' shares, (B, Hk, capacity, Dh) each."""
+        self.both = both
+        self.keys, self.values = list(both[:, 0]), list(both[:, 1])
 
     def layer(self, index: int) -> LayerCache:
         """What layer number `index` is given."""
@@ -191,8 +195,7 @@ class KeyValueCache:
     def select(self, rows: Tensor) -> KeyValueCache:
         """A new cache of the given rows (B',), which may repeat."""
         chosen = object.__new__(KeyValueCache)
-        chosen.keys = [K[rows] for K in self.keys]
-        chosen.values = [V[rows] for V in self.values]
+        chosen._hold(self.both[:, :, rows])
         chosen.memories = [memory.select(rows) for memory in self.memories]
         chosen.capacity, chosen.window = self.capacity, self.window
         chosen.lengths, chosen._slots = self.lengths[rows], self._slots
@@ -216,4 +219,4 @@ class KeyValueCache:
     @property
     def nbytes(self) -> int:
         """Bytes held for the tokens (not the memories), the same at every length."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        return self.both.nbytes

@@ -37,7 +37,7 @@ def draw_ladder(models: Sequence[Mapping[str, Any]], path: str | Path, *, title:
         style.apply(figure, axes, dark)
     figure.draw_without_rendering()
     for axes in panels:
-        _place_names(axes)
+        _place_names(axes, figure.dpi)
     style.save(figure, path)
     return figure
 
@@ -64,7 +64,7 @@ def _panel(axes: Axes, models: Sequence[Mapping[str, Any]], key: str, look: styl
     axes.margins(x=0.12, y=0.15)
 
 
-def _place_names(axes: Axes) -> None:
+def _place_names(axes: Axes, dpi: float) -> None:
     """Put each name beside its model, where it covers no dot, no other name and no legend, or as little as may be."""
     from matplotlib.transforms import Bbox
 
@@ -76,7 +76,7 @@ def _place_names(axes: Axes) -> None:
     if legend is not None:
         taken.append(legend.get_window_extent())
     for (_, low), (_, high), text in zip(*dots, axes.texts, strict=True):
-        half = abs(high - low) / 2 * 72 / axes.get_figure(root=True).dpi  # From the middle to a dot, in points.
+        half = abs(high - low) / 2 * 72 / dpi  # From the middle to a dot, in points.
         sides = [(way * 9, 0, "left" if way > 0 else "right", "center") for way in (1, -1)]
         above, below = (
             [(0, way * (half + 8 + far), "center", va) for far in (0, 14)] for way, va in ((1, "bottom"), (-1, "top"))

@@ -69,6 +69,35 @@ def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: 
     assert "LEONTES: Camillo" in row["pictures"][1]["text"] or seed
 
 
+def test_positions_beyond_those_of_the_training_in_quick_form(tinyshakespeare: str) -> None:
+    row = measure(experiments()["1.12d"], Wish(quick=True))
+    assert row["good"], row["measures"]
+    assert "learned positions for 0 … 63 alone" in row["measures"][0]["measured"]
+    lines = {line["name"]: line["x"] for line in row["pictures"][0]["lines"]}
+    assert lines["learned"] == [64]
+    assert all(lines[name] == [64, 96, 128, 192] for name in ("sinusoidal", "rotary", "relative-bias"))
+
+
+def test_a_shorter_window_is_the_beginning_of_a_longer_one() -> None:
+    import torch
+
+    from tokenloom.lab.beyond_length import by_place
+    from tokenloom.models.gpt import GPT, modern_style
+
+    model = GPT(modern_style(11, 64, 16, 1, 2))
+    ids = torch.randint(0, 11, (500,), generator=torch.Generator().manual_seed(0))
+    whole, part = by_place(model, ids, 192, windows=8), by_place(model, ids, 96, windows=8)
+    assert torch.allclose(whole[:96], part, atol=1e-5)
+
+
+def test_the_bottleneck_in_quick_form() -> None:
+    row = measure(experiments()["2.10b"], Wish(quick=True))
+    assert row["good"], row["measures"]
+    without, beside = (line["y"] for line in row["pictures"][0]["lines"])
+    assert without[0] > without[-1], "falls with length"
+    assert beside[-1] > without[-1]
+
+
 @pytest.mark.parametrize("id", ["2.1", "2.10"])
 def test_rows_of_the_second_section_without_data(id: str) -> None:
     assert measure(experiments()[id], Wish())["good"]

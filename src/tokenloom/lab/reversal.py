@@ -82,12 +82,17 @@ def train_reversal(
     return losses
 
 
-def share_reversed(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> float:
-    """The share of strings (B, N) whose greedy translation, through the cache, is their reversal in every digit."""
+def translated(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> Tensor:
+    """The greedy translations, through the cache, of strings (B, N): (B, N), each as long as its source."""
     model.eval()
-    right = 0
+    rows: list[Sequence[int]] = []
     for part in torch.split(strings, 100):
         decoder = model.decoder_of(reversal_batch(part))
         found = beam_search(decoder, [[START]] * len(part), BeamOptions(1, part.shape[1]))
-        right += sum(list(best.ids) == row.flip(0).tolist() for (best,), row in zip(found, part, strict=True))
-    return right / len(strings)
+        rows += [best.ids for (best,) in found]
+    return torch.tensor([list(row) for row in rows])
+
+
+def share_reversed(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> float:
+    """The share of strings (B, N) whose greedy translation, through the cache, is their reversal in every digit."""
+    return (translated(model, strings) == strings.flip(1)).all(1).double().mean().item()

@@ -85,14 +85,16 @@ class Folder:
         (self.path / PLAN).unlink(missing_ok=True)
 
 
-def check_data(chosen: Sequence[Experiment]) -> None:
+def check_data(chosen: Sequence[Experiment], quick: bool = False) -> None:
     """Fetch what is missing before the first row runs. Raises UserError naming the command that fetches it, and the
     extra of a package that a row is held against and that is not installed."""
     for one in chosen:
         if one.beside is not None and find_spec(one.beside[0]) is None:
             package, extra = one.beside
             raise UserError(f"row {one.id} is held against {package}: pip install 'tokenloom[{extra}]'")
-    for name in dict.fromkeys(one.needs for one in chosen if one.needs):
+    for name in dict.fromkeys(one.data(quick) for one in chosen):
+        if name is None:
+            continue
         try:
             recipes.get(name)
         except UserError as error:
@@ -111,7 +113,7 @@ def run(
     begin: Callable[[Experiment], None] = lambda one: None,
 ) -> Iterator[dict[str, Any]]:
     """Run experiments on one thread, and yield each row when it is written. begin: told what comes next."""
-    check_data(chosen)
+    check_data(chosen, wish.quick)
     stamp = f"{time.time():.3f}"
     plan = {"ids": [one.id for one in chosen], "seed": wish.seed, "quick": wish.quick, "version": VERSION, "run": stamp}
     done = folder.begin(plan, resume=resume, overwrite=overwrite)

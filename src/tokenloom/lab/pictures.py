@@ -1,0 +1,237 @@
+"""Section 4: pictures as tokens. A vision transformer beside what came before it, and patches down to one pixel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import tokenloom
+from tokenloom.drawing.plain import Line, Panel, Picture
+from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, exact, experiment, shown
+from tokenloom.nn.taps import Taps
+from tokenloom.tasks.image_classification import ImageClassification
+from tokenloom.training.events import Baseline, Finished, Stepped
+
+FULL, QUICK = "mnist-5k", "digits"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A trained classifier of pictures, its accuracy on the pictures held out, that of the support-vector machine on
+    the same split, and the processor seconds of one step."""
+
+    task: ImageClassification
+    accuracy: float
+    machine: float
+    step: float
+
+
+def reader(bench: Bench, data: str, **settings: Any) -> Reader:
+    """Train one, made once a run."""
+    key = ("reader", data, bench.seed, *sorted(settings.items()))
+    return bench.shared(key, lambda: _reader(bench, data, settings))
+
+
+def _reader(bench: Bench, data: str, settings: dict[str, Any]) -> Reader:
+    training = tokenloom.fit(data, task="image-classification", seed=bench.seed, threads=1, **settings)
+    accuracy, machine, stamps = float("nan"), float("nan"), []
+    for event in training:
+        if isinstance(event, Stepped):
+            stamps.append(time.process_time())
+            bench.tell(event.step / event.steps)
+        elif isinstance(event, Baseline):
+            machine = event.value
+        elif isinstance(event, Finished):
+            accuracy = event.best["accuracy"]
+    assert isinstance(training.task, ImageClassification)
+    # The median, since some steps are followed by an evaluation.
+    return Reader(training.task, accuracy, machine, float(np.median(np.diff(stamps))))
+
+
+# Shares of the pictures that are held out, and what is left of 5,000, or of the 1,797 digits.
+FEW_TO_MANY = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360), (0.2, 1440))}
+
+
+def readers(bench: Bench, held: float, models: Sequence[str] = ("vit", "cnn")) -> list[Reader]:
+    """4.1's transformer and convolutional network, with a share of the pictures held out."""
+    size, steps = ("8", 60) if bench.quick else ("14", 800)
+    common = {"holdout": held, "resolution": size, "batch": 32, "steps": steps, "evaluate_every": steps}
+    bodies: dict[str, dict[str, Any]] = {
+        "vit": {"patch": "2", "read": "class", "width": 64, "depth": 3, "heads": 4},
+        "cnn": {"width": 32, "depth": 2},
+    }
+    data = QUICK if bench.quick else FULL
+    return [reader(bench, data, model=name, **bodies[name], **common) for name in models]
+
+
+def judge(bench: Bench) -> ImageClassification:
+    """4.1's convolutional network that has learnt from most pictures: it reads pictures that were made."""
+    held, _ = FEW_TO_MANY[bench.quick][-1]
+    return readers(bench, held, ["cnn"])[0].task
+
+
+@experiment(
+    "4.1",
+    "A vision transformer",
+    asked="How many pictures does a transformer need to catch up with a convolutional network?",
+    protocol="mnist-5k at 14 × 14 pixels, 250, 1,000 and 4,000 pictures to learn from, the others held out. Patches "
+    "of 2 × 2, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; 800 steps of 32 pictures "
+    "for both, changed a little each time. A support-vector machine on the pixels, of the same split.",
+    explanation="A convolutional network knows beforehand that neighbouring pixels belong together and that a stroke "
+    "is the same stroke anywhere. A transformer has to learn both from examples: with few pictures it is behind, and "
+    "the distance shrinks as they become more.",
+    needs=FULL,
+    beside=("sklearn", "digits"),
+    quick_needs=QUICK,
+    quick=True,
+    seconds=300.0,
+)
+def vision(bench: Bench) -> Outcome:
+    """4.1."""
+    counts, found = [], []
+    for held, count in FEW_TO_MANY[bench.quick]:
+        vit, cnn = readers(bench, held)
+        counts.append(count)
+        found.append((vit.machine, cnn.accuracy, vit.accuracy))
+    names = ("support-vector machine", "convolutional network", "vision transformer")
+    columns = list(zip(*found, strict=True))
+    measures = [
+        shown(f"{count:,} pictures: machine, convolutional, transformer", ", ".join(f"{one:.1%}" for one in row))
+        for count, row in zip(counts, found, strict=True)
+    ]
+    behind = [cnn - vit for _, cnn, vit in found]
+    measures += _vision_bounds(bench, behind, found[-1])
+    lines = [Line(name, counts, column) for name, column in zip(names, columns, strict=True)]
+    caption = f"With {counts[0]:,} pictures the transformer is {behind[0]:.1%} behind the convolutional network, with "
+    curve = Picture(
+        "Accuracy against the number of pictures",
+        f"{caption}{counts[-1]:,} it is {behind[-1]:.1%} behind.",
+        "pictures to learn from",
+        "accuracy on those held out",
+        lines,
+        log_x=True,
+    )
+    looked, sums = look(vit.task, QUICK if bench.quick else FULL, 4)
+    measures.append(at_most("rows of the class token's attention − 1", 1e-5, sums))
+    return Outcome(measures, [curve, looked])
+
+
+def _vision_bounds(bench: Bench, behind: Sequence[float], most: tuple[float, float, float]) -> list[Measure]:
+    """What must hold with the most pictures, and against those with the fewest."""
+    machine, _, vit = most
+    if bench.quick:
+        return [at_least("transformer, most pictures (coarse)", 0.3, vit)]
+    return [
+        at_least("distance to the convolutional network: fewest − most pictures", 0.01, behind[0] - behind[-1]),
+        at_least("transformer, 4,000 pictures", 0.94, vit),
+        at_least("transformer − machine, 4,000 pictures", -0.01, vit - machine),
+    ]
+
+
+def look(task: ImageClassification, data: str, count: int) -> tuple[Picture, float]:
+    """Pictures that were held out, and over each how much the class token looks at each patch, last layer, heads
+    averaged; and by how much the rows of that attention miss 1 at most."""
+    samples = task.prepare(data).validation
+    pixels = samples.take(samples.all()[:: max(1, len(samples) // count)][:count])[0]
+    taps = Taps("layers.*.pattern")
+    answers = task.logits(torch.from_numpy(pixels), taps).argmax(-1).tolist()
+    pattern = list(taps.values.values())[-1].double()
+    rows = pattern[:, :, 0]
+    grid = task.patches.grid
+    weights = rows[:, :, 1:].mean(1).reshape(count, *grid).numpy()
+    panels = []
+    for picture, answer in zip(pixels, answers, strict=True):
+        panels.append(Panel(f"read as {task.classes[answer]}", rounded(picture[0] / 255), picture=True))
+    for picture, weight in zip(pixels, weights, strict=True):
+        panels.append(
+            Panel(f"{weight.min():.3f} … {weight.max():.3f}", overlay(picture[0] / 255, weight), picture=True)
+        )
+    caption = "The class token looks at some strokes much more than at others, and little at the empty border."
+    title = "Pictures, and the attention of the class token over them"
+    return Picture(title, caption, panels=panels, across=count), float((rows.sum(-1) - 1).abs().max())
+
+
+def overlay(grey: NDArray[Any], weights: NDArray[Any]) -> list[Any]:
+    """A picture (H, W) in 0 … 1 with patches shining as their weights (rows, columns) are: (H, W, 3)."""
+    share = (weights - weights.min()) / max(float(np.ptp(weights)), 1e-12)
+    share = np.kron(share, np.ones((grey.shape[0] // weights.shape[0], grey.shape[1] // weights.shape[1])))[..., None]
+    shine = np.array([1.0, 0.55, 0.1])
+    return rounded((1 - 0.65 * share) * grey[..., None] + 0.65 * share * shine)
+
+
+def rounded(values: NDArray[Any]) -> list[Any]:
+    """Plain numbers with three digits: a row is written as text."""
+    found: list[Any] = np.round(values.astype(np.float64), 3).tolist()
+    return found
+
+
+@experiment(
+    "4.2",
+    "Patches against pixels",
+    asked="What do smaller patches cost, and what do they bring?",
+    protocol="mnist-5k at 12 × 12 pixels, patches of 12, 6, 4, 3, 2 and 1 pixels a side; D = 48, L = 2, H = 4, the "
+    "mean of all tokens is read; 500 steps of 32 pictures each. Processor seconds of one step, the median, on one "
+    "thread.",
+    explanation="A patch of p pixels a side makes (12/p)² tokens. One token alone is a plain network on all pixels; "
+    "with more, attention can compare parts. Halving the side makes four times the tokens and at least four times the "
+    "cost, and the last halving, down to single pixels, hardly pays.",
+    needs=FULL,
+    beside=("sklearn", "digits"),
+    quick_needs=QUICK,
+    quick=True,
+    seconds=150.0,
+)
+def patches(bench: Bench) -> Outcome:
+    """4.2."""
+    side, steps, data = (8, 30, QUICK) if bench.quick else (12, 500, FULL)
+    sides = [patch for patch in (12, 8, 6, 4, 3, 2, 1) if side % patch == 0]
+    body = {"read": "mean", "width": 48, "depth": 2, "heads": 4, "batch": 32, "steps": steps, "evaluate_every": steps}
+    tokens, accuracy, cost = [], [], []
+    for patch in sides:
+        found = reader(bench, data, resolution=str(side), patch=str(patch), **body)
+        tokens.append(found.task.patches.count)
+        accuracy.append(found.accuracy)
+        cost.append(1000 * found.step)
+    measures = [
+        shown(f"{patch} × {patch} pixels: tokens, accuracy, cost of a step", f"{n}, {right:.1%}, {ms:.1f} ms")
+        for patch, n, right, ms in zip(sides, tokens, accuracy, cost, strict=True)
+    ]
+    wanted = ", ".join(str((side // patch) ** 2) for patch in sides)
+    measures += [
+        exact("tokens", wanted, ", ".join(map(str, tokens))),
+        between("cost at one pixel ÷ cost at two", 2.0, 12.0, cost[-1] / cost[-2], "four times the tokens"),
+        at_least("cost at one pixel ÷ cost of one token", 3.0, cost[-1] / cost[0]),
+    ]
+    if bench.quick:
+        measures.append(at_least("best accuracy (coarse)", 0.4, max(accuracy)))
+    else:
+        measures += [
+            at_least("patches of 2, accuracy", 0.9, accuracy[sides.index(2)]),
+            at_least("best of several tokens − one token", 0.005, max(accuracy[1:]) - accuracy[0]),
+        ]
+    panels = [
+        Picture(
+            "Accuracy by tokens",
+            f"Best with {tokens[int(np.argmax(accuracy))]} tokens.",
+            "tokens a picture",
+            "accuracy",
+            [Line("accuracy", tokens, accuracy)],
+            log_x=True,
+        ),
+        Picture(
+            "Cost by tokens",
+            f"From {cost[0]:.1f} ms with one token to {cost[-1]:.0f} ms with a token a pixel.",
+            "tokens a picture",
+            "processor milliseconds a step",
+            [Line("measured", tokens, cost)],
+            log_x=True,
+            log_y=True,
+        ),
+    ]
+    return Outcome(measures, panels)

@@ -65,7 +65,8 @@ def run(
     rows = []
     folder = Folder(out)
     try:
-        for row in rows_of(chosen, folder, Wish(seed, quick), resume=resume, overwrite=overwrite, begin=view.begin):
+        again: dict[str, bool] = {"resume": resume, "overwrite": overwrite}
+        for row in rows_of(chosen, folder, Wish(seed, quick), **again, begin=view.begin, tell=view.tell):
             rows.append(row)
             view.end(row)
             if not json:
@@ -133,9 +134,12 @@ def show(row: dict[str, Any]) -> None:
 class View:
     """One line on standard error that says what runs and how long is left; in a file, a line a row."""
 
+    EVERY = 0.5
+
     def __init__(self, chosen: list[Experiment], *, quick: bool, quiet: bool) -> None:
         self.chosen, self.quick, self.quiet = chosen, quick, quiet
-        self.place, self.spent, self.expected, self.began = 0, 0.0, 0.0, time.perf_counter()
+        self.place, self.spent, self.expected, self.told = 0, 0.0, 0.0, 0.0
+        self.text = ""
         self.terminal = sys.stderr.isatty()
 
     def begin(self, one: Experiment) -> None:
@@ -145,9 +149,18 @@ class View:
         pace = self.spent / self.expected if self.expected else 1.0
         if not self.quiet:
             rest = "" if self.quick else f", about {duration(left * pace)} left"
-            end = "\r" if self.terminal else "\n"
-            text = f"{self.place + 1} of {len(self.chosen)}: {one.id} {one.title}{rest}"
-            print(f"{text:<100}" if self.terminal else text, end=end, file=sys.stderr, flush=True)
+            self.text = f"{self.place + 1} of {len(self.chosen)}: {one.id} {one.title}{rest}"
+            print(self._line(self.text), end="\r" if self.terminal else "\n", file=sys.stderr, flush=True)
+
+    def tell(self, share: float) -> None:
+        """So much of a training in it is done; seen in a terminal alone."""
+        now = time.perf_counter()
+        if self.terminal and not self.quiet and now - self.told >= self.EVERY:
+            self.told = now
+            print(self._line(f"{self.text}, training {share:.0%}"), end="\r", file=sys.stderr, flush=True)
+
+    def _line(self, text: str) -> str:
+        return f"{text[:100]:<100}" if self.terminal else text
 
     def end(self, row: dict[str, Any]) -> None:
         """That row is done."""

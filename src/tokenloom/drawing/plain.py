@@ -14,6 +14,7 @@ from tokenloom.drawing import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
@@ -22,6 +23,8 @@ MARKERS = ("o", "s", "^", "D")
 LABELLED = 64
 # So many places along an axis are labelled each.
 FEW = 8
+# Inches: of a figure of lines, of all panels side by side, and of one panel alone.
+LINES, WIDE, WIDEST = (7.4, 3.9), 9.6, 6.4
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,17 @@ def svg(picture: Picture, *, dark: bool = False) -> str:
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
         buffer = StringIO()
         figure = draw(picture, dark=dark)
-        figure.savefig(buffer, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None, "Creator": None})
+        about = {"Date": None, "Creator": None}
+        # Tight, since axes of a fixed shape leave their labels outside or much empty beside them.
+        colour = figure.get_facecolor()
+        figure.savefig(buffer, format="svg", facecolor=colour, bbox_inches="tight", pad_inches=0.06, metadata=about)
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
 
 def _lines(picture: Picture, dark: bool) -> Figure:
     look = style.palette(dark)
-    figure = style.new_figure(8, 4.6)
+    figure = style.new_figure(*LINES)
     axes = figure.add_subplot()
     for place, line in enumerate(picture.lines):
         count = len(look.series)
@@ -111,13 +117,15 @@ def _lines(picture: Picture, dark: bool) -> Figure:
         )
     if picture.log_x:
         axes.set_xscale("log")
+        _plain_numbers(axes.xaxis)
         places = sorted({x for line in picture.lines for x in line.x})
-        if len(places) <= FEW:
+        if len(places) <= FEW and all(x == int(x) for x in places):
             # Powers of ten between which nothing was measured say less than the places themselves.
             axes.set_xticks(places, [f"{x:,g}" for x in places])
             axes.set_xticks([], minor=True)
     if picture.log_y:
         axes.set_yscale("log")
+        _plain_numbers(axes.yaxis)
     axes.set_xlabel(picture.x)
     axes.set_ylabel(picture.y)
     if len(picture.lines) > 1:
@@ -126,12 +134,26 @@ def _lines(picture: Picture, dark: bool) -> Figure:
     return figure
 
 
+def _plain_numbers(axis: Axis) -> None:
+    """Label a logarithmic axis of less than two decades with 1, 2, 5, 10, …, since it has few powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    if 0 < low < high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def _panels(picture: Picture, dark: bool) -> Figure:
     count = len(picture.panels)
     across = min(picture.across, count)
     down = -(-count // across)
-    side = min(10.0, 11 / across)
-    figure = style.new_figure(side * across, (side * 0.92) * down)
+    rows, columns = np.shape(picture.panels[0].values)[:2]
+    width = min(WIDEST, WIDE / across, 3.6 + columns * 0.12)
+    # As high as the cells ask for, with room for the title and what stands along the axes.
+    shape = rows / columns if picture.panels[0].picture else min(1.2, max(0.35, rows / columns)) * 0.86
+    figure = style.new_figure(width * across, (width * shape + 0.35) * down)
     for axes, panel in zip(np.ravel(figure.subplots(down, across, squeeze=False)), picture.panels, strict=False):
         _panel(figure, axes, panel, picture, dark)
     for axes in figure.axes[count : down * across]:

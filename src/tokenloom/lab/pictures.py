@@ -19,6 +19,8 @@ from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.training.events import Baseline, Finished, Stepped
 
 FULL, QUICK = "mnist-5k", "digits"
+# Pictures as they are: what turning and bending them brings is the same prior knowledge as a convolution.
+UNCHANGED = {"shift": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ def reader(bench: Bench, data: str, **settings: Any) -> Reader:
 
 
 def _reader(bench: Bench, data: str, settings: dict[str, Any]) -> Reader:
+    settings = {"evaluate_every": settings["steps"], **settings}
     training = tokenloom.fit(data, task="image-classification", seed=bench.seed, threads=1, **settings)
     accuracy, machine, stamps = float("nan"), float("nan"), []
     for event in training:
@@ -60,10 +63,10 @@ FEW_TO_MANY = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360)
 
 def readers(bench: Bench, held: float, models: Sequence[str] = ("vit", "cnn")) -> list[Reader]:
     """4.1's transformer and convolutional network, with a share of the pictures held out."""
-    size, steps = ("8", 60) if bench.quick else ("14", 800)
-    common = {"holdout": held, "resolution": size, "batch": 32, "steps": steps, "evaluate_every": steps}
+    size, steps = ("8", 40) if bench.quick else ("12", 500)
+    common = {"holdout": held, "resolution": size, "batch": 32, "steps": steps, **UNCHANGED}
     bodies: dict[str, dict[str, Any]] = {
-        "vit": {"patch": "2", "read": "class", "width": 64, "depth": 3, "heads": 4},
+        "vit": {"patch": "2" if bench.quick else "3", "read": "class", "width": 64, "depth": 3, "heads": 4},
         "cnn": {"width": 32, "depth": 2},
     }
     data = QUICK if bench.quick else FULL
@@ -80,9 +83,9 @@ def judge(bench: Bench) -> ImageClassification:
     "4.1",
     "A vision transformer",
     asked="How many pictures does a transformer need to catch up with a convolutional network?",
-    protocol="mnist-5k at 14 × 14 pixels, 250, 1,000 and 4,000 pictures to learn from, the others held out. Patches "
-    "of 2 × 2, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; 800 steps of 32 pictures "
-    "for both, changed a little each time. A support-vector machine on the pixels, of the same split.",
+    protocol="mnist-5k at 12 × 12 pixels, 250, 1,000 and 4,000 pictures to learn from, the others held out. Patches "
+    "of 3 × 3, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; both 500 steps of 32 "
+    "pictures, which are left as they are. A support-vector machine on the pixels, of the same split.",
     explanation="A convolutional network knows beforehand that neighbouring pixels belong together and that a stroke "
     "is the same stroke anywhere. A transformer has to learn both from examples: with few pictures it is behind, and "
     "the distance shrinks as they become more.",
@@ -126,11 +129,11 @@ def _vision_bounds(bench: Bench, behind: Sequence[float], most: tuple[float, flo
     """What must hold with the most pictures, and against those with the fewest."""
     machine, _, vit = most
     if bench.quick:
-        return [at_least("transformer, most pictures (coarse)", 0.3, vit)]
+        return [at_least("transformer, most pictures (coarse)", 0.2, vit)]
     return [
-        at_least("distance to the convolutional network: fewest − most pictures", 0.01, behind[0] - behind[-1]),
-        at_least("transformer, 4,000 pictures", 0.94, vit),
-        at_least("transformer − machine, 4,000 pictures", -0.01, vit - machine),
+        at_least("distance to the convolutional network: fewest − most pictures", 0.05, behind[0] - behind[-1]),
+        at_least("transformer, 4,000 pictures", 0.9, vit),
+        shown("transformer − machine, 4,000 pictures", f"{vit - machine:+.1%}"),
     ]
 
 
@@ -175,9 +178,8 @@ def rounded(values: NDArray[Any]) -> list[Any]:
     "4.2",
     "Patches against pixels",
     asked="What do smaller patches cost, and what do they bring?",
-    protocol="mnist-5k at 12 × 12 pixels, patches of 12, 6, 4, 3, 2 and 1 pixels a side; D = 48, L = 2, H = 4, the "
-    "mean of all tokens is read; 500 steps of 32 pictures each. Processor seconds of one step, the median, on one "
-    "thread.",
+    protocol="mnist-5k at 12 × 12 pixels, patches of 12, 6, 3, 2 and 1 pixels a side; D = 48, L = 2, H = 4, the mean "
+    "of all tokens is read; 400 steps of 32 pictures each. Processor seconds of one step, the median, on one thread.",
     explanation="A patch of p pixels a side makes (12/p)² tokens. One token alone is a plain network on all pixels; "
     "with more, attention can compare parts. Halving the side makes four times the tokens and at least four times the "
     "cost, and the last halving, down to single pixels, hardly pays.",
@@ -189,12 +191,12 @@ def rounded(values: NDArray[Any]) -> list[Any]:
 )
 def patches(bench: Bench) -> Outcome:
     """4.2."""
-    side, steps, data = (8, 30, QUICK) if bench.quick else (12, 500, FULL)
-    sides = [patch for patch in (12, 8, 6, 4, 3, 2, 1) if side % patch == 0]
-    body = {"read": "mean", "width": 48, "depth": 2, "heads": 4, "batch": 32, "steps": steps, "evaluate_every": steps}
+    side, steps, data = (8, 30, QUICK) if bench.quick else (12, 400, FULL)
+    sides = (8, 4, 2, 1) if bench.quick else (12, 6, 3, 2, 1)
+    body = {"read": "mean", "width": 48, "depth": 2, "heads": 4, "batch": 32, "steps": steps}
     tokens, accuracy, cost = [], [], []
     for patch in sides:
-        found = reader(bench, data, resolution=str(side), patch=str(patch), **body)
+        found = reader(bench, data, resolution=str(side), patch=str(patch), **body, **UNCHANGED)
         tokens.append(found.task.patches.count)
         accuracy.append(found.accuracy)
         cost.append(1000 * found.step)

@@ -10,55 +10,114 @@ from tokenloom.drawing.plain import picture_from, svg
 from tokenloom.lab.registry import SECTIONS
 
 STYLE = """
-:root { color-scheme: light dark; --back: #ffffff; --ink: #1f2328; --faint: #5d6570; --line: #d8dce2; --good: #00684c;
-  --bad: #b3261e; }
+:root { color-scheme: light dark; --back: #ffffff; --ink: #1f2328; --faint: #5d6570; --line: #d8dce2; --tint: #f4f6f8;
+  --good: #00684c; --bad: #b3261e; --bad-tint: #fdecea; --link: #0b57a4; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171c; --ink: #e6e9ee; --faint: #9aa3af; --line: #3a414b;
-  --good: #2fc79c; --bad: #ff8a80; } }
-body { background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 60rem;
-  margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; margin: .6rem 0; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
-  overflow-wrap: anywhere; }
-th { color: var(--faint); font-weight: 600; }
+  --tint: #1c2027; --good: #2fc79c; --bad: #ff8a80; --bad-tint: #3a2022; --link: #7cc0ff; } }
+* { box-sizing: border-box; }
+html { scroll-behavior: smooth; }
+body { background: var(--back); color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
+  max-width: 58rem; margin: 0 auto; padding: 2rem 1.25rem 5rem; }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .3rem; }
+h2 { font-size: 1.5rem; margin: 3.5rem 0 0; }
+h3 { font-size: 1.2rem; margin: 0; display: flex; flex-wrap: wrap; gap: .3rem .7rem; align-items: baseline; }
+h3 .id { color: var(--faint); font-variant-numeric: tabular-nums; }
+h3 .mark { margin-left: auto; font-size: .9rem; font-weight: 600; }
+p { margin: .5rem 0; max-width: 46rem; }
+a { color: var(--link); text-decoration: none; } a:hover { text-decoration: underline; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
 .faint, figcaption { color: var(--faint); }
-article { border-top: 2px solid var(--line); margin-top: 2rem; padding-top: .4rem; }
-figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
-pre { white-space: pre-wrap; border-left: 3px solid var(--line); padding-left: .8rem; }
+.quick { border: 1px solid var(--faint); border-radius: .7rem; color: var(--faint); font-size: .8rem; font-weight: 400;
+  padding: 0 .5rem; white-space: nowrap; }
+.notice { background: var(--tint); border-left: 4px solid var(--faint); padding: .5rem .9rem; max-width: none; }
+.notice.bad { background: var(--bad-tint); border-color: var(--bad); font-weight: 400; }
+nav h4 { margin: 1.2rem 0 .2rem; font-size: 1rem; }
+nav ul { list-style: none; margin: 0; padding: 0; columns: 2; column-gap: 2.5rem; font-size: .93rem; }
+nav li { break-inside: avoid; display: flex; gap: .5rem; padding: .06rem 0; }
+nav li .id { color: var(--faint); min-width: 2.7rem; font-variant-numeric: tabular-nums; }
+nav li .quick { font-size: .72rem; margin-left: auto; align-self: center; }
+article { border: 1px solid var(--line); border-radius: .6rem; margin: 1.4rem 0; padding: 1.1rem 1.3rem .7rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem .9rem; margin: .7rem 0; max-width: 52rem; }
+dt { color: var(--faint); } dd { margin: 0; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; margin: .8rem 0; font-size: .93rem; }
+th, td { text-align: left; padding: .3rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top; }
+td { overflow-wrap: anywhere; } td:last-child, th:last-child { white-space: nowrap; }
+th { color: var(--faint); font-weight: 600; border-bottom-width: 2px; }
+td.short { white-space: nowrap; }
+td.number { font-variant-numeric: tabular-nums; } td.measured { font-weight: 600; background: var(--tint); }
+tr.bad td { background: var(--bad-tint); font-weight: inherit; color: var(--ink); }
+figure { margin: 1.3rem 0; } figure b { display: block; margin-bottom: .3rem; }
+figure svg { max-width: 100%; height: auto; display: block; } figcaption { font-size: .93rem; max-width: 46rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--tint); border-left: 3px solid var(--line);
+  margin: .3rem 0; padding: .6rem .9rem; font: .9rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
+.foot { border-top: 1px solid var(--line); padding-top: .4rem; margin-top: 1rem; font-size: .85rem; max-width: none; }
 .dark { display: none; }
 @media (prefers-color-scheme: dark) { .light { display: none; } .dark { display: block; } }
+@media (max-width: 44rem) { nav ul { columns: 1; } dl { grid-template-columns: 1fr; } article { padding: .8rem; } }
+@media print { article { break-inside: avoid-page; border: 0; padding: 0; } }
 """
+# Letters of a figure that is not broken.
+SHORT = 22
 
 
 def html(rows: Sequence[dict[str, Any]]) -> str:
     """The page of these rows, grouped as in the chapter."""
-    good = sum(row["good"] for row in rows)
+    grouped = [
+        (section, name, [row for row in rows if (row["section"] if row["section"] in SECTIONS else "own") == section])
+        for section, name in SECTIONS.items()
+    ]
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<link rel="icon" href="data:,"><title>The lab</title><style>{STYLE}</style></head><body>',
-        "<h1>The lab</h1>",
-        f"<p>{good} of {len(rows)} rows are within their tolerance. Each holds what was published beside what this "
-        "machine measured.</p>",
-        _summary(rows),
+        f"<header><h1>The lab</h1>{_head(rows)}</header>",
+        f'<nav aria-label="contents">{"".join(_contents(*group) for group in grouped if group[2])}</nav><main>',
     ]
-    for section, name in SECTIONS.items():
-        inside = [row for row in rows if (row["section"] if row["section"] in SECTIONS else "own") == section]
+    for section, name, inside in grouped:
         if inside:
-            number = "" if section == "own" else f"{section} "
-            parts.append(f"<section><h2>{number}{name}</h2>{''.join(map(_row, inside))}</section>")
-    return "\n".join([*parts, "</body></html>\n"])
+            heading = f'<h2 id="section-{section}">{_numbered(section, name)}</h2>'
+            parts.append(f"<section>{heading}{''.join(map(_row, inside))}</section>")
+    return "\n".join([*parts, "</main></body></html>\n"])
 
 
-def _summary(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        f'<tr><td><a href="#row-{escape(row["id"])}">{escape(row["id"])}</a></td><td>{escape(row["title"])}</td>'
-        f"<td>{_verdict(row['good'])}{' (quick)' if row['quick'] else ''}</td>"
-        f"<td>{row['processor_seconds']:.1f}</td></tr>"
+def _numbered(section: str, name: str) -> str:
+    return name if section == "own" else f"{section} {name}"
+
+
+def _head(rows: Sequence[dict[str, Any]]) -> str:
+    """What came out, in a few lines."""
+    bad = [row for row in rows if not row["good"]]
+    quick = sum(row["quick"] for row in rows)
+    spent = sum(row["processor_seconds"] for row in rows)
+    good = len(rows) - len(bad)
+    text = (
+        f"<p>{good} of {len(rows)} rows are within their tolerance. Each holds what was published beside what this "
+        f"machine measured; all took {spent / 60:.1f} processor minutes.</p>"
+    )
+    if bad:
+        links = ", ".join(f'<a href="#row-{escape(row["id"])}">{escape(row["id"])}</a>' for row in bad)
+        text += f'<p class="notice bad">Out of tolerance: {links}</p>'
+    if quick:
+        text += (
+            f'<p class="notice">{quick} of {len(rows)} rows were run in quick form: with a smaller budget, and held '
+            "against coarse bounds of their own, which are not the published figures.</p>"
+        )
+    return text
+
+
+def _contents(section: str, name: str, rows: Sequence[dict[str, Any]]) -> str:
+    marks = {True: '<span class="good">✓</span>', False: '<span class="bad">✗</span>'}
+    lines = "".join(
+        f'<li>{marks[row["good"]]}<span class="id">{escape(row["id"])}</span>'
+        f'<a href="#row-{escape(row["id"])}">{escape(row["title"])}</a>{_quick(row)}</li>'
         for row in rows
-    ]
-    head = "<tr><th>row</th><th>experiment</th><th>verdict</th><th>processor seconds</th></tr>"
-    return f"<table>{head}{''.join(lines)}</table>"
+    )
+    return f'<h4><a href="#section-{section}">{_numbered(section, name)}</a></h4><ul>{lines}</ul>'
+
+
+def _quick(row: dict[str, Any]) -> str:
+    return '<span class="quick">quick form</span>' if row["quick"] else ""
 
 
 def _verdict(good: bool | None) -> str:
@@ -70,20 +129,36 @@ def _verdict(good: bool | None) -> str:
 def _row(row: dict[str, Any]) -> str:
     seed = f"seed {row['seed']}" + ("" if row["own_seed"] else ", not the row's own: the second tolerance holds")
     quick = " · quick form, held against a coarse bound of its own" if row["quick"] else ""
+    notes = "".join(f'<p class="faint">{escape(note)}</p>' for note in row["notes"])
+    id = escape(row["id"])
+    return (
+        f'<article id="row-{id}"><h3><span class="id">{id}</span>{escape(row["title"])}{_quick(row)}'
+        f'<span class="mark">{_verdict(row["good"])}</span></h3>'
+        f"<dl><dt>Asked</dt><dd>{escape(row['asked'])}</dd><dt>Protocol</dt><dd>{escape(row['protocol'])}</dd></dl>"
+        f"{_table(row['measures'])}<p>{escape(row['explanation'])}</p>{notes}"
+        f"{''.join(map(_figure, row['pictures']))}"
+        f'<p class="faint foot">{seed}{quick} · {row["processor_seconds"]:.1f} processor seconds · tokenloom '
+        f"{escape(row['version'])}</p></article>"
+    )
+
+
+def _kind(text: str) -> str:
+    """A short figure stays on one line."""
+    return "number short" if len(text) <= SHORT else "number"
+
+
+def _table(measures: Sequence[dict[str, Any]]) -> str:
+    """Published and measured figures side by side."""
+    bad = '<tr class="bad">'
     cells = "".join(
-        f"<tr><td>{escape(m['name'])}</td><td>{escape(m['published'])}</td><td>{escape(m['measured'])}</td>"
-        f"<td>{escape(m['tolerance'])}</td><td>{_verdict(m['good'])}</td></tr>"
-        for m in row["measures"]
+        f"{bad if m['good'] is False else '<tr>'}<td>{escape(m['name'])}</td>"
+        f'<td class="{_kind(m["published"])}">{escape(m["published"])}</td>'
+        f'<td class="{_kind(m["measured"])} measured">{escape(m["measured"])}</td>'
+        f'<td class="number">{escape(m["tolerance"])}</td><td>{_verdict(m["good"])}</td></tr>'
+        for m in measures
     )
     head = "<tr><th>figure</th><th>published</th><th>measured</th><th>tolerance</th><th>verdict</th></tr>"
-    notes = "".join(f'<p class="faint">{escape(note)}</p>' for note in row["notes"])
-    return (
-        f'<article id="row-{escape(row["id"])}"><h3>{escape(row["id"])} {escape(row["title"])}</h3>'
-        f"<p><b>Asked:</b> {escape(row['asked'])}</p><p><b>Protocol:</b> {escape(row['protocol'])}</p>"
-        f"<table>{head}{cells}</table><p>{escape(row['explanation'])}</p>{notes}"
-        f"{''.join(map(_figure, row['pictures']))}"
-        f'<p class="faint">{seed}{quick} · {row["processor_seconds"]:.1f} processor seconds</p></article>'
-    )
+    return f'<div class="wide"><table>{head}{cells}</table></div>'
 
 
 def _figure(data: dict[str, Any]) -> str:

@@ -111,8 +111,10 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     begin: Callable[[Experiment], None] = lambda one: None,
+    tell: Callable[[float], None] = lambda share: None,
 ) -> Iterator[dict[str, Any]]:
-    """Run experiments on one thread, and yield each row when it is written. begin: told what comes next."""
+    """Run experiments on one thread, and yield each row when it is written. begin: told what comes next; tell: how much
+    of a training in it is done, from 0 to 1."""
     check_data(chosen, wish.quick)
     stamp = f"{time.time():.3f}"
     plan = {"ids": [one.id for one in chosen], "seed": wish.seed, "quick": wish.quick, "version": VERSION, "run": stamp}
@@ -125,7 +127,7 @@ def run(
             if one.id in done:
                 continue
             begin(one)
-            row = {**measure(one, wish, made), "run": plan["run"]}
+            row = {**measure(one, wish, made, tell), "run": plan["run"]}
             folder.write(f"row-{one.id.replace(os.sep, '_')}.json", row)
             yield row
     finally:
@@ -133,11 +135,16 @@ def run(
     folder.finish()
 
 
-def measure(one: Experiment, wish: Wish, made: dict[Any, Any] | None = None) -> dict[str, Any]:
+def measure(
+    one: Experiment,
+    wish: Wish,
+    made: dict[Any, Any] | None = None,
+    tell: Callable[[float], None] = lambda share: None,
+) -> dict[str, Any]:
     """Run one experiment and return its row: plain data, all that the report needs."""
     seed = one.seed if wish.seed is None else wish.seed
     quick = wish.quick and one.quick
-    bench = Bench(seed, seed == one.seed, quick, made={} if made is None else made)
+    bench = Bench(seed, seed == one.seed, quick, tell, {} if made is None else made)
     began, processor = time.perf_counter(), time.process_time()
     outcome: Outcome = one.run(bench)
     return {

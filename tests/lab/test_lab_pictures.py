@@ -1,0 +1,85 @@
+"""Pictures in the lab (4.1 to 4.4) in quick form, against the coarse bounds of their rows, and what they draw."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokenloom.lab.experiment import Bench
+from tokenloom.lab.painting import sheet
+from tokenloom.lab.pictures import overlay
+from tokenloom.lab.registry import experiments
+from tokenloom.lab.running import Wish, measure
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    """All four, with what they share made once."""
+    pytest.importorskip("sklearn")
+    made: dict[Any, Any] = {}
+    return {id: measure(experiments()[id], Wish(quick=True), made) for id in ("4.1", "4.2", "4.3", "4.4")}
+
+
+def test_they_are_within_their_coarse_bounds(rows: dict[str, dict[str, Any]]) -> None:
+    for row in rows.values():
+        assert row["quick"]
+        assert row["good"], [m for m in row["measures"] if m["good"] is False]
+
+
+def test_accuracy_against_pictures_and_attention_over_them(rows: dict[str, dict[str, Any]]) -> None:
+    curve, looked = rows["4.1"]["pictures"]
+    assert [line["name"] for line in curve["lines"]][-1] == "vision transformer"
+    assert all(line["x"] == [360, 1440] and all(0 <= y <= 1 for y in line["y"]) for line in curve["lines"])
+    machine = curve["lines"][0]["y"]
+    assert machine[1] > 0.9
+    plain, over = looked["panels"][:4], looked["panels"][4:]
+    assert [np.shape(panel["values"]) for panel in plain] == [(8, 8)] * 4
+    assert [np.shape(panel["values"]) for panel in over] == [(8, 8, 3)] * 4
+
+
+def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
+    accuracy, cost = (picture["lines"][0] for picture in rows["4.2"]["pictures"])
+    assert accuracy["x"] == cost["x"] == [1, 4, 16, 64]
+    assert cost["y"][-1] > cost["y"][0] > 0
+    assert all(0 <= y <= 1 for y in accuracy["y"])
+
+
+def test_samples_and_completions_keep_what_is_given(rows: dict[str, dict[str, Any]]) -> None:
+    samples, completed = rows["4.3"]["pictures"]
+    assert np.shape(samples["panels"][0]["values"]) == (91, 91), "ten rows of ten pictures of 8 × 8"
+    whole = np.array(completed["panels"][0]["values"])
+    assert whole.shape == (5 * 9 + 1, 4 * 9 + 1)
+    truth, made = whole[1:9], whole[19:27]
+    assert np.array_equal(truth[:4], made[:4]), "the upper halves are those that were given"
+    assert not np.array_equal(truth[4:], made[4:])
+
+
+def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None:
+    lines = {line["name"]: line for line in rows["4.4"]["pictures"][0]["lines"]}
+    counts = lines["counts, palettes of 2 … 16 colours"]
+    assert counts["y"] == sorted(counts["y"]), "more colours need more bits"
+    assert counts["x"] == sorted(counts["x"], reverse=True), "and lose less"
+    codes, pixels = lines["transformer, codes"], lines["transformer, palette"]
+    assert codes["x"][0] > pixels["x"][0]
+    assert codes["y"][0] < pixels["y"][0]
+    assert all(math.isfinite(value) for line in lines.values() for value in line["y"])
+
+
+def test_a_sheet_has_every_picture_in_its_place() -> None:
+    pictures = np.arange(3, dtype=np.uint8).reshape(3, 1, 1, 1) * np.full((3, 1, 2, 2), 51, np.uint8)
+    assert sheet(pictures, 2)[1][1:] == [0.0, 0.0, 0.45, 0.2, 0.2, 0.45]
+    assert sheet(pictures, 2)[4][1:3] == [0.4, 0.4]
+
+
+def test_an_overlay_shines_where_weights_are_large() -> None:
+    found = np.array(overlay(np.zeros((4, 4)), np.array([[0.1, 0.2], [0.3, 0.9]])))
+    assert found[0, 0].tolist() == [0, 0, 0]
+    assert (found[2:, 2:, 0] == found[..., 0].max()).all()
+
+
+def test_quick_form_needs_no_data_that_must_be_fetched() -> None:
+    row = experiments()["4.1"]
+    assert (row.data(quick=False), row.data(quick=True)) == ("mnist-5k", "digits")
+    assert experiments()["2.9"].data(quick=True) == "tinyshakespeare"
+    assert Bench(0).quick is False

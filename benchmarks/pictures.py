@@ -1,8 +1,11 @@
-"""A whole training step of an image classifier, against `transformers`' ViT of the same shape.
+"""A whole training step of an image classifier, against `transformers`' ViT of the same shape; codes against pixels.
 
 Pictures of 28 × 28 grey pixels in patches of 7 × 7, four layers of width 96, 64 pictures a step; float32, no dropout,
 no augmentation, no evaluation inside. Both have AdamW; the recipe of the command line, which has Muon for the matrices,
 is another row. Each side is a process of its own.
+
+Pictures are made with the sizes that `image-generation` has by itself for pictures of 28 × 28: 7 × 7 codes of 128, or
+784 pixels of 16 greys. Weights are fresh, which costs what trained ones do.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from torch.nn.functional import cross_entropy
 from benchmarks.harness import Row, Setting, at_least, compare
 from benchmarks.side import apart
 from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
+from tokenloom.tasks.image_codes import ImageCodes, ImageCodesSettings
+from tokenloom.tasks.image_generation import ImageGeneration
+from tokenloom.tasks.painting.settings import ImageGenerationSettings
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
 from tokenloom.training.machine import keep_freed_memory
@@ -23,6 +29,8 @@ from tokenloom.training.settings import GENERAL_RECIPE, OptimizerSettings, Train
 
 SIDE, PATCH, D, H, L, BATCH = 28, 7, 96, 4, 4, 64
 STEPS = 4000
+# Pictures that are made at once.
+MADE = 50
 
 
 def _ours(**more: Any) -> Callable[[], Any]:
@@ -75,20 +83,46 @@ def _peer() -> Callable[[], Any]:
     return step
 
 
+def _codes() -> Callable[[], Any]:
+    """Pictures by codes, which are decoded too."""
+    codes = ImageCodes(ImageCodesSettings(resolution=str(SIDE)))
+    codes.prepare("digits")
+    codes.model = codes.build(0).eval()
+    task = ImageGeneration(ImageGenerationSettings(resolution=str(SIDE)))
+    task.take_stage("codes", codes)
+    return _made(task)
+
+
+def _pixels() -> Callable[[], Any]:
+    """Pictures by pixels."""
+    return _made(ImageGeneration(ImageGenerationSettings(resolution=str(SIDE), tokens="palette", colours=16)))
+
+
+def _made(task: ImageGeneration) -> Callable[[], Any]:
+    task.prepare("digits")
+    task.model = task.build(0).eval()
+    return lambda: task.generate(MADE)
+
+
 OURS, MUON = "ours", "ours, with Muon"
+CODES, PIXELS = "codes", "pixels"
 PEER = "transformers' ViT"
 SIDES: dict[str, Callable[[], Callable[[], Any]]] = {
     OURS: lambda: _ours(optimizer=OptimizerSettings("adamw")),
     MUON: _ours,
     PEER: _peer,
+    CODES: _codes,
+    PIXELS: _pixels,
 }
 
 
 def measure(setting: Setting) -> list[Row]:
     times = 10 if setting.quick else 40
     ours, muon, theirs = (apart("pictures", name, setting, times) for name in (OURS, MUON, PEER))
+    codes, pixels = (apart("pictures", name, setting, 1) for name in (CODES, PIXELS))
     what = "training step of an image classifier"
     return [
         compare(what, ours, PEER, theirs, setting, goal=at_least(1.0)),
         compare(f"{what}, with Muon", muon, PEER, theirs, setting),
+        compare(f"{MADE} pictures made by codes", codes, "made by pixels", pixels, setting, goal=at_least(10.0)),
     ]

@@ -192,6 +192,14 @@ def test_what_cannot_be_is_refused(run: tuple[Path, Path], settings: dict[str, A
         ImageClassification(ImageClassificationSettings(**settings)).prepare(str(run[1]))
 
 
+def test_the_plan_is_in_pictures(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", str(run[1]), "--task", "image-classification", "--width", "16", "--depth", "1", "--threads", "1"]
+    assert main([*words, "--steps", "3", "--batch", "8", "--dry-run"]) == 0
+    told = capsys.readouterr().err
+    assert "pictures/s measured" in told
+    assert "3 steps of 8 pictures" in told
+
+
 def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "flat"):
         shutil.copytree(run[1] / "lying", folder / "lying" if folder.name == "one" else folder)

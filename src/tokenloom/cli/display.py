@@ -64,11 +64,11 @@ def plan_lines(plan: Plan) -> list[str]:
         field(
             "machine",
             f"{plan.device}, {'' if threads is None else f'{threads} thread' + 's' * (threads > 1) + ', '}"
-            f"{t.machine.precision}, {quantity(plan.tokens_per_second)} tokens/s measured",
+            f"{t.machine.precision}, {quantity(plan.tokens_per_second)} {plan.things}/s measured",
         ),
         field(
             "plan",
-            f"{plan.steps:,} steps of {plan.targets_per_step:,} targets, {epochs:.3g} epochs,"
+            f"{plan.steps:,} steps of {plan.targets_per_step:,} {plan.things}, {epochs:.3g} epochs,"
             f" about {duration(plan.seconds)}",
         ),
     ]
@@ -222,8 +222,8 @@ class Display:
         return sum(self._losses) / max(1, len(self._losses))
 
     def _rate(self) -> str:
-        planned = self._plan.tokens_per_second if self._plan is not None else 0.0
-        return f"{quantity(self.speed.recent or planned)} tokens/s"
+        planned, things = (0.0, "tokens") if self._plan is None else (self._plan.tokens_per_second, self._plan.things)
+        return f"{quantity(self.speed.recent or planned)} {things}/s"
 
     def _left(self) -> str:
         """Time to the end, evaluations included, as the time so far suggests."""

@@ -49,6 +49,8 @@ def draw_overlays(
             axes.set_xlabel(f"{low:.3f} to {high:.3f}", fontsize=9)
         style.apply(figure, axes, dark)
         axes.grid(False)
+        for spine in axes.spines.values():  # A picture that is white at its border needs all four sides.
+            spine.set_visible(True)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_title(name, fontsize=11, color=look.ink, loc="center", parse_math=False)

@@ -36,7 +36,7 @@ def draw_sheet(
     """
     place = style.place_of(path)
     try:
-        from PIL import Image, ImageDraw, ImageFont
+        from PIL import Image, ImageDraw
     except ImportError:
         raise UserError("a sheet of pictures needs Pillow: pip install 'tokenloom[images]'") from None
     n, C, H, W = pictures.shape
@@ -46,7 +46,7 @@ def draw_sheet(
     cell = (W * scale + GAP, H * scale + GAP + (LINE if captions else 0))
     look = style.palette(dark)
     sheet = Image.new("RGB", (columns * cell[0] + GAP, rows * cell[1] + GAP), look.background)
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    pen, fonts = ImageDraw.Draw(sheet), _fonts("".join(captions))
     for number, picture in enumerate(pictures):
         left, top = GAP + number % columns * cell[0], GAP + number // columns * cell[1]
         image = Image.fromarray(picture[0] if C == 1 else picture.transpose(1, 2, 0)).convert("RGB")
@@ -54,6 +54,7 @@ def draw_sheet(
         # Else a picture that is white at its border has no border on white.
         pen.rectangle((left - 1, top - 1, left + W * scale, top + H * scale), outline=look.grid)
         if captions:
+            font = next((one for one in fonts if _has(one, captions[number])), fonts[0])
             text = _cut(captions[number], W * scale, font)
             pen.text((left + W * scale / 2, top + H * scale + 3), text, fill=look.ink, font=font, anchor="ma")
     raw = io.BytesIO()
@@ -62,6 +63,26 @@ def draw_sheet(
         place.parent.mkdir(parents=True, exist_ok=True)  # where that fails, writing says why
     style.write_png(raw.getvalue(), place)
     return rows, columns
+
+
+def _fonts(text: str) -> list[Any]:
+    """Pillow's own font, and those that matplotlib finds where letters are lacking in it."""
+    from PIL import ImageFont
+
+    fonts: list[Any] = [ImageFont.load_default(13)]
+    if not _has(fonts[0], text):
+        # Without matplotlib there is no other font to be relied on, and a letter that is lacking is a box.
+        with contextlib.suppress(ImportError, OSError):
+            from matplotlib.font_manager import findfont
+
+            fonts += [ImageFont.truetype(findfont(family), 13) for family in style.families()]
+    return fonts
+
+
+def _has(font: Any, text: str) -> bool:
+    """Whether a font has every letter of a text: one that it lacks looks like a code point that no font has."""
+    lacking = bytes(font.getmask("\U0010fffd"))
+    return all(letter.isspace() or bytes(font.getmask(letter)) != lacking for letter in set(text))
 
 
 def _cut(text: str, width: int, font: Any) -> str:

@@ -80,6 +80,7 @@ class ImageCodes(Task):
         "autoencoder": "convolutions, and a codebook of moving averages between them"
     }
     uses: ClassVar[Mapping[str, type]] = {"reconstruct": ReconstructOptions}
+    things: ClassVar[str] = "values"
 
     def __init__(self, settings: ImageCodesSettings | None = None) -> None:
         super().__init__(settings)

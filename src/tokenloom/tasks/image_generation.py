@@ -61,6 +61,7 @@ class ImageGeneration(Task):
     models: ClassVar[Mapping[str, str]] = {"decoder": "decoder-only transformer that sees the cells above the next one"}
     uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions}
     decoded: ClassVar[str] = "cells"
+    things: ClassVar[str] = "cells"
 
     def __init__(self, settings: ImageGenerationSettings | None = None) -> None:
         super().__init__(settings)

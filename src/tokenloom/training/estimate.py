@@ -198,7 +198,7 @@ def choose_threads(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training is going to be."""
+    """What a training is going to be. things: what a target is, in the plural."""
 
     parameters: int
     flops_per_token: int
@@ -209,6 +209,7 @@ class Plan:
     derived: dict[str, object]
     steps_per_epoch: int
     device: str
+    things: str = "tokens"
 
     @property
     def steps(self) -> int:

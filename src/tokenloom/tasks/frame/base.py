@@ -101,6 +101,7 @@ class Task(ABC):
     measuring: ClassVar[type | None] = None
     needs_data: ClassVar[bool] = True
     fallback: ClassVar[bool] = False
+    things: ClassVar[str] = "tokens"
 
     def __init__(self, settings: Any = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings

@@ -181,7 +181,7 @@ class Fitting:
         )
         # What was measured differs from process to process; what was decided must not.
         self.training = build(TrainingSettings, processes.lead(lambda: flatten(plan.settings)))
-        return replace(plan, settings=self.training)
+        return replace(plan, settings=self.training, things=self.task.things)
 
     def _batches(self, material: Material) -> Batches:
         t = self.training

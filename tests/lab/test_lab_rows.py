@@ -74,8 +74,8 @@ def test_positions_beyond_those_of_the_training_in_quick_form(tinyshakespeare: s
     assert row["good"], row["measures"]
     assert "learned positions for 0 … 63 alone" in row["measures"][0]["measured"]
     lines = {line["name"]: line["x"] for line in row["pictures"][0]["lines"]}
-    assert lines["learned"] == [64]
-    assert all(lines[name] == [64, 96, 128, 192] for name in ("sinusoidal", "rotary", "relative-bias"))
+    assert list(lines["learned"]) == [64]
+    assert all(list(lines[name]) == [64, 96, 128, 192] for name in ("sinusoidal", "rotary", "relative-bias"))
 
 
 def test_a_shorter_window_is_the_beginning_of_a_longer_one() -> None:

@@ -1,11 +1,17 @@
 """The frame of the lab: rows, verdicts, exit codes, interruptions, and the page."""
 
 import json
-from html.parser import HTMLParser
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_page import check_page
 
 from tokenloom.cli.main import main
 from tokenloom.drawing.plain import Line, Panel, Picture, draw, svg
@@ -78,47 +84,12 @@ def test_quick_is_only_for_rows_that_have_it() -> None:
     assert measure(made("1", quick=True), Wish(quick=True))["quick"]
 
 
-class Page(HTMLParser):
-    """Whether tags are balanced, and what a page would fetch."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "hr"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.fetched: list[str] = []
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value)
-            if name in ("src", "href", "xlink:href") and not str(value).startswith(("#", "data:")):
-                self.fetched.append(value)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_stands_alone() -> None:
     from tokenloom.lab.report import html
 
     rows = [measure(one, Wish()) for one in (made("1.1"), made("2.1", 2.0), made("mine"))]
-    page = Page()
     text = html(json.loads(json.dumps(rows)))
-    page.feed(text)
-    assert not page.open
-    assert not page.fetched
-    assert "script" not in page.tags
+    page = check_page(text, len(rows))
     assert page.tags.count("svg") == 6, "each picture in both looks"
     assert {"row-1.1", "row-2.1", "row-mine"} <= set(page.ids)
     assert "2 of 3 rows" in text
@@ -174,3 +145,80 @@ def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"row 2 is held against no_such_package: pip install 'tokenloom\[digits\]'"):
         next(run(rows, Folder(tmp_path), Wish()))
     assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+SLOW = '''"""One experiment that is done at once, and one that waits."""
+
+import time
+
+from tokenloom.lab.experiment import Bench, Outcome, at_most, experiment
+
+about = {"asked": "?", "protocol": "none", "explanation": "none"}
+
+
+@experiment("first", "At once", **about)
+def first(bench: Bench) -> Outcome:
+    return Outcome([at_most("zero", 0.0, 0.0)])
+
+
+@experiment("second", "Waits until a file says that it may go on", **about)
+def second(bench: Bench) -> Outcome:
+    from pathlib import Path
+
+    Path("waiting").touch()
+    while not Path("go").exists():
+        time.sleep(0.02)
+    return first.run(bench)
+'''
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signal")
+def test_ctrl_c_keeps_finished_rows_and_the_next_run_offers_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "tokenloom", "lab", "run", "./slow.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "waiting").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130, error
+    assert "stopped; 1 rows are in runs/lab: the same command with --resume goes on" in error
+    assert [row["id"] for row in Folder(tmp_path / "runs/lab").rows()] == ["first"]
+    (tmp_path / "go").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert main(["lab", "run", "./slow.py"]) == 2
+        assert main(["lab", "run", "./slow.py", "--resume", "--json"]) == 0
+    rows = Folder(tmp_path / "runs/lab").rows()
+    assert [row["id"] for row in rows] == ["first", "second"]
+    assert rows[0]["run"] == rows[1]["run"], "the first was not run again"
+
+
+def test_quick_rows_and_rows_out_of_tolerance_are_marked() -> None:
+    from tokenloom.lab.report import html
+
+    rows = [measure(made("1.1", quick=True), Wish(quick=True)), measure(made("2.1", 2.0), Wish(quick=True))]
+    text = html(rows)
+    assert "1 of 2 rows were run in quick form" in text
+    assert text.count('class="quick"') == 2, "in the contents and at the row"
+    assert 'Out of tolerance: <a href="#row-2.1">' in text
+    assert '<tr class="bad"><td>value</td>' in text
+    plain = html([measure(made("1.1"), Wish())])
+    assert "quick form" not in plain
+    assert "Out of tolerance" not in plain
+
+
+def test_a_browser_opens_the_page_without_network_and_without_complaint(tmp_path: Path) -> None:
+    from tokenloom.lab.report import html
+
+    browser = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    page = tmp_path / "report.html"
+    page.write_text(html([measure(one, Wish()) for one in (made("1.1"), made("mine"))]), "utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=900,1600"]
+    flags += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'page.png'}"]
+    done = subprocess.run([browser, *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    assert (tmp_path / "page.png").stat().st_size > 10_000

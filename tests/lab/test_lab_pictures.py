@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lab_page import check_page
 
 from tokenloom.lab.experiment import Bench
 from tokenloom.lab.painting import sheet
 from tokenloom.lab.pictures import overlay
 from tokenloom.lab.registry import experiments
+from tokenloom.lab.report import html
 from tokenloom.lab.running import Wish, measure
 
 
@@ -64,6 +66,11 @@ def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None
     assert codes["x"][0] > pixels["x"][0]
     assert codes["y"][0] < pixels["y"][0]
     assert all(math.isfinite(value) for line in lines.values() for value in line["y"])
+
+
+def test_their_part_of_the_page_is_small_and_fetches_nothing(rows: dict[str, dict[str, Any]]) -> None:
+    page = check_page(html(list(rows.values())), 4)
+    assert page.tags.count("svg") == 2 * sum(len(row["pictures"]) for row in rows.values()), "in both looks"
 
 
 def test_a_sheet_has_every_picture_in_its_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
@@ -96,7 +97,8 @@ def svg(picture: Picture, *, dark: bool = False) -> str:
         colour = figure.get_facecolor()
         figure.savefig(buffer, format="svg", facecolor=colour, bbox_inches="tight", pad_inches=0.06, metadata=about)
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    # Without the words about the picture, which name addresses that no one asks.
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def _lines(picture: Picture, dark: bool) -> Figure:

@@ -16,7 +16,7 @@ import tokenloom
 from tokenloom.data.picture_files import Pixels
 from tokenloom.drawing.plain import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, experiment, holds, shown
-from tokenloom.lab.pictures import FULL, QUICK, judge, rounded
+from tokenloom.lab.pictures import FULL, OWN, QUICK, judge, rounded
 from tokenloom.tasks.image_generation import ImageGeneration
 from tokenloom.tasks.painting.cells import CellSamples, neighbour_nats
 from tokenloom.tokens.palette import Palette
@@ -150,12 +150,12 @@ def pixels(bench: Bench) -> Outcome:
     ]
     if bench.quick:
         ratio = metrics["bits_per_cell"] / metrics["histogram_bits"]
-        measures.append(at_most("transformer ÷ how often each comes (coarse)", 1.0, ratio))
+        measures.append(at_most("transformer ÷ how often each comes (coarse)", 1.0, ratio, OWN))
     else:
         right = read_right(bench, task, 200)
         measures += [
-            at_most("transformer ÷ counts", 0.85, metrics["bits_per_cell"] / metrics["neighbour_bits"]),
-            at_most("error of completions ÷ of the mean picture", 0.9, share),
+            at_most("transformer ÷ counts", 0.85, metrics["bits_per_cell"] / metrics["neighbour_bits"], OWN),
+            at_most("error of completions ÷ of the mean picture", 0.9, share, OWN),
             at_least("class asked for is read by 4.1's network", 0.4, right, "0.1 by chance"),
         ]
     return Outcome(measures, [samples(task, "Samples, pixel by pixel", bench.seed), drawn])
@@ -220,11 +220,11 @@ def _codes_bounds(bench: Bench, coarse: Painter, fine: Painter) -> list[Measure]
     spent = coarse.seconds / fine.seconds
     if bench.quick:
         ratio = few["bits_per_cell"] / few["histogram_bits"]
-        return [at_most("transformer ÷ how often each code comes (coarse)", 1.0, ratio)]
+        return [at_most("transformer ÷ how often each code comes (coarse)", 1.0, ratio, OWN)]
     ours, theirs = (read_right(bench, one.task, 200) for one in (coarse, fine))
     return [
-        at_most("codes: transformer ÷ counts", 0.9, few["bits_per_cell"] / few["neighbour_bits"]),
-        at_most("codes: squared error", 0.01, few["squared_error"]),
+        at_most("codes: transformer ÷ counts", 0.9, few["bits_per_cell"] / few["neighbour_bits"], OWN),
+        at_most("codes: squared error", 0.01, few["squared_error"], OWN),
         between("processor seconds, codes ÷ palette", 0.4, 2.5, spent, "equal budget"),
         at_least("codes: class asked for is read by 4.1's network", 0.5, ours, "0.1 by chance"),
         shown("palette: class asked for is read", f"{theirs:.3f}"),

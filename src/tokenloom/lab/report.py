@@ -49,7 +49,8 @@ td.number { font-variant-numeric: tabular-nums; } td.measured { font-weight: 600
 tr.bad { font-weight: 400; } tr.bad td { background: var(--bad-tint); color: var(--ink); }
 figure { margin: 1.3rem 0; } figure b { display: block; margin-bottom: .3rem; }
 figure svg { max-width: 100%; height: auto; display: block; } figcaption { font-size: .93rem; max-width: 46rem; }
-pre { max-height: 26rem; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; background: var(--tint); border-left: 3px solid var(--line);
+pre { max-height: 26rem; overflow: auto; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--tint); border-left: 3px solid var(--line);
   margin: .3rem 0; padding: .6rem .9rem; font: .9rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
 .foot { border-top: 1px solid var(--line); padding-top: .4rem; margin-top: 1rem; font-size: .85rem; max-width: none; }
 .dark { display: none; }

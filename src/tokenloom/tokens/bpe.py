@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from tokenloom.errors import UserError
+from tokenloom.native.loader import library
 from tokenloom.tokens.base import (
     UNKNOWN,
     Ids,
@@ -24,6 +25,7 @@ from tokenloom.tokens.base import (
     utf8_length,
     with_unknown,
 )
+from tokenloom.tokens.bpe_native import NativeEncoder
 from tokenloom.tokens.bpe_training import Ties, train_merges
 from tokenloom.tokens.chunks import SCRIPTED, SPACED, certain_border, chunk_blocks, count_chunks
 
@@ -51,6 +53,7 @@ class _Merging(TextTokenizer):
         super().__init__(table, specials)
         self.merges: list[Pair] = list(merges)
         self._engine: Any = None
+        self._native: NativeEncoder | None = None
         self._known: dict[str, tuple[int, ...]] = {}
 
     @property
@@ -69,8 +72,21 @@ class _Merging(TextTokenizer):
 
     def encode(self, text: str) -> Ids:
         utf8_length(text)
+        if library("bpe") is not None:
+            if self._native is None:
+                self._native = self._load_native()
+            if self._native is not None and (ids := self._native.encode(text)) is not None:
+                return ids
         blocks = [self._encode_block(chunks) for chunks in chunk_blocks(self._chunks, text)]
         return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.int32)
+
+    @abstractmethod
+    def _load_native(self) -> NativeEncoder | None:
+        """The compiled encoder for these merges, where there is one."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy makes a compiled encoder of its own.
+        return {**self.__dict__, "_native": None}
 
     def cut(self, text: str) -> int:
         return certain_border(self._chunks, text)
@@ -156,6 +172,9 @@ class BPE(_Merging):
         except _UnseenError:
             raise unseen_error(self.unseen(text)) from None
 
+    def _load_native(self) -> NativeEncoder | None:
+        return NativeEncoder.of(list(self._alphabet), len(self._alphabet), self.merges, self.specials.get(UNKNOWN, -1))
+
     @staticmethod
     def _engine_text(data: bytes) -> str:
         return data.decode()
@@ -218,6 +237,9 @@ class ByteBPE(_Merging):
 
     def unseen(self, text: str) -> list[str]:
         return []
+
+    def _load_native(self) -> NativeEncoder | None:
+        return NativeEncoder.of(None, len(BYTES), self.merges, -1)
 
     @staticmethod
     def _engine_text(data: bytes) -> str:

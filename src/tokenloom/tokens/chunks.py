@@ -24,6 +24,8 @@ _SYMBOLS = (
     r"\ufe10-\ufe6b\ufeff\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\ufff9-\uffff"
     r"\U0001f000-\U0001faff"
 )
+CLASSES = (_WHITESPACE, _JOINERS, _SYMBOLS, "0-9")
+"""What stands in a pair of brackets of a regular expression for each class of characters; all others are letters."""
 _LETTER = f"[^{_WHITESPACE}{_JOINERS}{_SYMBOLS}0-9]"
 _LETTERS = f"[^{_WHITESPACE}{_SYMBOLS}0-9]"
 _WORD = f"[^{_WHITESPACE}{_JOINERS}{_SYMBOLS}][^{_WHITESPACE}{_SYMBOLS}]*"

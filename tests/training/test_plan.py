@@ -11,6 +11,7 @@ from tiny_training import NextToken, tiny_settings
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, STYLES, GPTConfig
+from tokenloom.native import loader
 from tokenloom.nn import attention
 from tokenloom.nn.parts import count_parameters
 from tokenloom.training import footprint
@@ -87,10 +88,13 @@ def test_memory_is_what_a_training_saves(style: str, variant: str, precision: An
     for shape, rows in ((SMALL, 5), (DEEP, 1), (LONG, 2)):
         config = config_of(style, shape, **VARIANTS[variant])
         settings = dataclasses.replace(tiny_settings("muon"), machine=MachineSettings(precision=precision))
-        real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows))
+        with loader.switched_off():
+            real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows))
         said = memory(Sizes.of(config), Work(rows, precision))
         assert (said.weights, said.gradients, said.optimizer) == (real.weights, real.gradients, real.optimizer)
         assert said.activations == pytest.approx(real.activations, rel=0.03), (shape, rows)
+        native = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows)).activations
+        assert native <= 1.01 * real.activations, "kernels keep shared keys once, and nothing more"
     assert memory(Sizes.of(config), Work(1), optimizer="adamw").optimizer == 8 * parameters(Sizes.of(config))
 
 

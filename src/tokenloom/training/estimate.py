@@ -125,7 +125,10 @@ def seconds_per_step(
     budget: float = 0.7,
     processes: Processes = ALONE,
 ) -> float:
-    """The time of one step, measured on a copy of the model: the median of as many as fit in `budget` seconds."""
+    """The time of one step, measured on a copy of the model: the median of as many as fit in `budget` seconds.
+
+    The first, in which all is made that later ones find, does not count.
+    """
     # At rate 0 the work is the same, and no rate that the user chose can break the measurement.
     still = replace(settings, optimizer=replace(settings.optimizer, rate=0.0, matrix_rate=0.0))
     trial = Trainer(task, copy.deepcopy(model).train(), still, batches, processes)
@@ -139,6 +142,8 @@ def seconds_per_step(
             torch.cuda.synchronize(trial.device)
         if step:
             times.append(time.perf_counter() - start)
+        else:
+            began = time.perf_counter()  # The first step may have compiled kernels.
         step += 1
     return median(times)
 

@@ -1,0 +1,85 @@
+// y = x Φ(x), the exact GELU (Hendrycks & Gimpel 2016), of x = z + b, and its derivative Φ(x) + x φ(x), in one pass.
+//
+// Φ(−a) = e^(−a²/2) R(a) for a ≥ 0, with R(a) = ½ erfcx(a/√2) as a polynomial in t = 1 / (1 + 0.26 a) (own fit, 2.5e-8
+// relative up to a = 14). Nothing cancels on the far negative side, other than in 1 + erf(x/√2).
+
+#include "threads.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr long ROWS = 128;  // in a piece of work: fixed, so that sums are the same for any number of threads
+
+inline void gelu(vec x, vec& y, vec& derivative) {
+    vec a = (vec)((ivec)x & 0x7fffffff);
+    vec e = exponential(a * a * -0.5f);
+    vec t = 1.0f / (a * 0.26f + 1.0f);
+    vec R = t * 0.030504942f - 0.1528291f;
+    R = R * t + 0.25149184f;
+    R = R * t - 0.1509496f;
+    R = R * t + 0.1609483f;
+    R = R * t + 0.051027503f;
+    R = R * t + 0.1030303f;
+    R = R * t + 0.10301674f;
+    R = R * t + 0.10375906f;
+    vec tail = e * (R * t);  // Φ(−|x|)
+    vec normal = x > 0.0f ? 1.0f - tail : tail;
+    y = x * normal;
+    derivative = x * (e * 0.398942280f) + normal;
+}
+
+// The last, incomplete vector of a row.
+inline vec part(const float* from, long n) {
+    vec v = {};
+    std::memcpy(&v, from, sizeof(float) * n);
+    return v;
+}
+
+}  // namespace
+
+// z (rows, width) becomes the derivative; y is the result. bias (width) may be missing.
+EXPORT void gelu_forward(float* z, const float* bias, float* y, long rows, long width, int threads) {
+    for_each((rows + ROWS - 1) / ROWS, threads, [=](long piece) {
+        long last = piece * ROWS + ROWS < rows ? piece * ROWS + ROWS : rows;
+        for (long row = piece * ROWS; row < last; row++) {
+            float *zs = z + row * width, *ys = y + row * width;
+            long i = 0;
+            vec value, derivative;
+            for (; i + W <= width; i += W) {
+                vec x = load(zs + i);
+                if (bias) x += load(bias + i);
+                gelu(x, value, derivative);
+                store(ys + i, value);
+                store(zs + i, derivative);
+            }
+            if (long n = width - i) {
+                vec x = part(zs + i, n);
+                if (bias) x += part(bias + i, n);
+                gelu(x, value, derivative);
+                std::memcpy(ys + i, &value, sizeof(float) * n);
+                std::memcpy(zs + i, &derivative, sizeof(float) * n);
+            }
+        }
+    });
+}
+
+// dz = dy ⊙ derivative; sums (pieces, width): sums of dz over the rows of each piece, of `gelu_rows()` rows.
+EXPORT void gelu_backward(const float* dy, const float* derivative, float* dz, float* sums, long rows, long width,
+                          int threads) {
+    for_each((rows + ROWS - 1) / ROWS, threads, [=](long piece) {
+        long last = piece * ROWS + ROWS < rows ? piece * ROWS + ROWS : rows;
+        float* sum = sums + piece * width;
+        std::memset(sum, 0, sizeof(float) * width);
+        for (long row = piece * ROWS; row < last; row++) {
+            const float *gs = dy + row * width, *ds = derivative + row * width;
+            float* to = dz + row * width;
+            for (long i = 0; i < width; i++) {
+                float g = gs[i] * ds[i];
+                to[i] = g;
+                sum[i] += g;
+            }
+        }
+    });
+}
+
+EXPORT long gelu_rows() { return ROWS; }

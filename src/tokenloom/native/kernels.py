@@ -1,0 +1,218 @@
+"""The kernels as functions of tensors with gradients, or None where torch has to do the work.
+
+They are for contiguous float32 on a CPU, while gradients are kept, outside of everything that looks into operations
+(compiling, tracing, counting, autocast, function transforms). Each result is the same for any number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokenloom.native import loader, threads
+
+# Attention of longer windows and of wider heads is left to torch's fused kernel, which has less to lose there.
+LONGEST, WIDTHS = 256, (8, 16, 24, 32)
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_TYPES: dict[str, dict[str, list[Any]]] = {
+    "gelu": {
+        "gelu_forward": [*[_POINTER] * 3, _LONG, _LONG, _INT],
+        "gelu_backward": [*[_POINTER] * 4, _LONG, _LONG, _INT],
+        "gelu_rows": [],
+    },
+    "attention": {
+        "attention_forward": [*[_POINTER] * 6, *[_LONG] * 5, _FLOAT, _INT],
+        "attention_backward": [*[_POINTER] * 10, *[_LONG] * 5, _FLOAT, _INT],
+    },
+}
+
+
+@functools.cache
+def _typed(name: str) -> ctypes.CDLL:
+    """A library that is there, with the types of its functions set."""
+    library = loader.library(name)
+    assert library is not None
+    library.use_threads.argtypes = [_POINTER]
+    library.use_threads(threads.entry())
+    for function, types in _TYPES[name].items():
+        getattr(library, function).argtypes = types
+    return library
+
+
+def _usable(name: str, *tensors: Tensor | None) -> bool:
+    """Whether a kernel may be used for these tensors, here and now."""
+    asked = False
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if (
+            type(tensor) not in (Tensor, nn.Parameter)  # parts of a sharded one, fakes
+            or tensor.dtype is not torch.float32
+            or tensor.device.type != "cpu"
+            or tensor.layout is not torch.strided
+        ):
+            return False
+        asked = asked or tensor.requires_grad
+    return (
+        asked
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not torch.is_autocast_enabled("cpu")
+        and not _watched()
+        and loader.library(name) is not None
+        and (torch.get_num_threads() == 1 or threads.entry() != 0)
+    )
+
+
+def _watched() -> bool:
+    """Whether something wants to see each operation: a mode that counts them, a transform such as func.grad."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.maybe_current_level() is not None
+
+
+def _again(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients by torch's own operations, which can be differentiated again: for `create_graph`."""
+    asked = [x for x in inputs if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(function(*inputs), asked, gradient, create_graph=True))
+    return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
+
+
+def linear_gelu(X: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
+    """gelu(X Wᵀ + b) with the exact GELU, x Φ(x); X (…, D), W (F, D), b (F). None where torch has to do it.
+
+    One pass over the product gives result and derivative, and one pass over the gradient that of the product and of b.
+    """
+    if not _usable("gelu", X, W, b) or X.dim() < 2 or W.dim() != 2 or X.shape[-1] != W.shape[1] or not X.numel():
+        return None
+    Y: Tensor = _LinearGelu.apply(X, W, b)  # type: ignore[no-untyped-call]
+    return Y
+
+
+class _LinearGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        Z = F.linear(X, W)
+        Y = torch.empty_like(Z)
+        bias = None if b is None else b.contiguous()
+        _typed("gelu").gelu_forward(
+            Z.data_ptr(), bias if bias is None else bias.data_ptr(), Y.data_ptr(), *_rows(Z), torch.get_num_threads()
+        )
+        ctx.save_for_backward(X, W, b, Z)  # Z is the derivative by now.
+        return Y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        X, W, b, derivative = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(lambda X, W, b: F.gelu(F.linear(X, W, b)), (X, W, b), gradient)
+        library = _typed("gelu")
+        gradient = gradient.contiguous()
+        rows, width = _rows(gradient)
+        dZ = torch.empty_like(gradient)
+        sums = gradient.new_empty(-(-rows // library.gelu_rows()), width)
+        library.gelu_backward(
+            gradient.data_ptr(),
+            derivative.data_ptr(),
+            dZ.data_ptr(),
+            sums.data_ptr(),
+            rows,
+            width,
+            torch.get_num_threads(),
+        )
+        needs = ctx.needs_input_grad
+        dX = dZ @ W if needs[0] else None
+        dW = dZ.flatten(0, -2).T @ X.flatten(0, -2) if needs[1] else None
+        return dX, dW, sums.sum(0) if needs[2] else None
+
+
+def _rows(X: Tensor) -> tuple[int, int]:
+    return X.numel() // X.shape[-1], X.shape[-1]
+
+
+def causal_attention(Q: Tensor, K: Tensor, V: Tensor) -> Tensor | None:
+    """softmax(Q Kᵀ / √Dh) V, in which no query sees a later key; None where torch has to do it.
+
+    Q: (B, H, N, Dh). K, V: (B, Hk, N, Dh), H a multiple of Hk. Any strides with features side by side, so that heads
+    that stand beside each other are not copied. Returns (B, H, N, Dh) in the memory order (B, N, H, Dh).
+    """
+    B, H, N, D = Q.shape
+    if not (0 < N <= LONGEST and D in WIDTHS and B * H and V.shape == K.shape and K.shape[2] == N):
+        return None
+    if not _usable("attention", Q, K, V):
+        return None
+    Y: Tensor = _CausalAttention.apply(Q, K, V)  # type: ignore[no-untyped-call]
+    return Y
+
+
+class _CausalAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        B, H, N, D = Q.shape
+        packed = [_side_by_side(X) for X in (Q, K, V)]
+        Y = Q.new_empty(B, N, H, D).transpose(1, 2)
+        logs = Q.new_empty(B, H, N)
+        _typed("attention").attention_forward(
+            *_pointers(*packed, Y, logs), _strides(*packed, Y), *_shape(Q, K), 1 / math.sqrt(D), torch.get_num_threads()
+        )
+        ctx.save_for_backward(Q, K, V, Y, logs)
+        return Y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        Q, K, V, Y, logs = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(_by_formula, (Q, K, V), gradient)
+        packed = [_side_by_side(X) for X in (Q, K, V)]
+        results = [_like(X) for X in packed]
+        gradient = _side_by_side(gradient)
+        _typed("attention").attention_backward(
+            *_pointers(*packed, Y, gradient, logs, *results),
+            _strides(*packed, Y, gradient, *results),
+            *_shape(Q, K),
+            1 / math.sqrt(Q.shape[-1]),
+            torch.get_num_threads(),
+        )
+        return tuple(results)
+
+
+def _by_formula(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+    """The same by operations that can be differentiated twice, which torch's fused kernel cannot."""
+    group, N = Q.shape[1] // K.shape[1], Q.shape[2]
+    K, V = K.repeat_interleave(group, 1), V.repeat_interleave(group, 1)
+    future = torch.ones(N, N, dtype=torch.bool).triu(1)
+    scores = Q @ K.transpose(-2, -1) / math.sqrt(Q.shape[-1])
+    return scores.masked_fill(future, -math.inf).softmax(-1) @ V
+
+
+def _side_by_side(X: Tensor) -> Tensor:
+    return X if X.stride(-1) == 1 else X.contiguous()
+
+
+def _like(X: Tensor) -> Tensor:
+    """Memory for a gradient: heads beside each other, as the map before them wants it, where X has them so."""
+    B, H, N, D = X.shape
+    return X.new_empty(B, N, H, D).transpose(1, 2) if X.stride(2) >= X.stride(1) else X.new_empty(B, H, N, D)
+
+
+def _pointers(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_long]:
+    steps = [step for tensor in tensors for step in tensor.stride()[:3]]
+    return (ctypes.c_long * len(steps))(*steps)
+
+
+def _shape(Q: Tensor, K: Tensor) -> tuple[int, int, int, int, int]:
+    B, H, N, D = Q.shape
+    return B, H, K.shape[1], N, D

@@ -1,0 +1,296 @@
+"""The kernels against their formulas in float64, with gradients, and against torch where it decides what is right."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenloom.native import kernels, loader, threads
+from tokenloom.native.kernels import causal_attention, linear_gelu
+from tokenloom.nn.attention import attention, explicit_attention
+from tokenloom.nn.masks import Causal
+from tokenloom.nn.parts import MLP, make_mlp
+
+native = pytest.mark.skipif(
+    bool(loader.reason("gelu") or loader.reason("attention")), reason="no native kernels here: " + loader.reason("gelu")
+)
+Formula = Callable[..., Tensor]
+
+
+def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).requires_grad_()
+
+
+def gelu_formula(X: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """x Φ(x), with Φ(x) = ½ erfc(−x/√2)."""
+    Z = F.linear(X, W, b)
+    return 0.5 * Z * torch.erfc(-Z / math.sqrt(2))
+
+
+def attention_formula(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+    return explicit_attention(Q, K, V, Causal())[0]
+
+
+def held_together(kernel: Formula, formula: Formula, inputs: list[Tensor], gradient: Tensor, tolerance: float) -> None:
+    """Values and all gradients of a kernel against the formula in float64, each to a share of its largest number."""
+    Y = kernel(*inputs)
+    assert Y is not None
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    expected = formula(*wide)
+    found = [Y, *torch.autograd.grad(Y, inputs, gradient)]
+    right = [expected, *torch.autograd.grad(expected, wide, gradient.double())]
+    for got, want in zip(found, right, strict=True):
+        assert got.shape == want.shape
+        largest = max(1.0, float(want.detach().abs().max()))
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance * largest)
+
+
+# GELU after a linear map.
+
+
+@native
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (2, 64, 16), (4, 100, 37), (130, 3, 8), (129, 9)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gelu_is_its_formula(shape: tuple[int, ...], bias: bool) -> None:
+    """Also for widths that are no multiple of eight, and for rows that are none of a piece of work."""
+    X, W = drawn(*shape), drawn(11, shape[-1], seed=1)
+    inputs = [X, W, drawn(11, seed=2)] if bias else [X, W]
+    kernel: Formula = linear_gelu if bias else lambda X, W: linear_gelu(X, W, None)
+    held_together(kernel, gelu_formula, inputs, drawn(*shape[:-1], 11, seed=3).detach(), 1e-6)
+
+
+@native
+def test_gelu_at_every_size_of_number() -> None:
+    """To 1e-6 relative even where 1 + erf(x/√2) has no digit left: down to e^(−x²/2) near the smallest number."""
+    x = torch.linspace(-12, 12, 20_001).reshape(-1, 1).requires_grad_()
+    Y = linear_gelu(x, torch.ones(1, 1), None)
+    assert Y is not None
+    Y.sum().backward()
+    wide = x.detach().double().requires_grad_()
+    expected = gelu_formula(wide, torch.ones(1, 1, dtype=torch.float64))
+    expected.sum().backward()
+    near = x.detach().abs() < 5
+    torch.testing.assert_close(Y.detach().double()[near], expected.detach()[near], rtol=1e-6, atol=0)
+    torch.testing.assert_close(Y.detach().double(), expected.detach(), rtol=6e-6, atol=0)
+    assert x.grad is not None
+    assert wide.grad is not None
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=0, atol=3e-7)
+    torch.testing.assert_close(Y, F.gelu(x), rtol=1e-6, atol=5e-7)
+
+
+@native
+def test_gelu_of_what_is_no_number() -> None:
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 1e30, -1e30, 1e-40]).reshape(-1, 1)
+    one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+    Y, expected = linear_gelu(one, torch.ones(1, 1), None), F.gelu(two)
+    assert Y is not None
+    torch.testing.assert_close(Y, expected, equal_nan=True)
+    grads = [torch.autograd.grad(y.sum(), x)[0] for y, x in ((Y, one), (expected, two))]
+    torch.testing.assert_close(*grads, equal_nan=True)
+
+
+# Attention.
+
+HEADS = [(1, 1, 1, 1, 8), (2, 3, 3, 7, 16), (1, 4, 2, 33, 24), (2, 2, 2, 65, 32), (1, 6, 1, 100, 8), (1, 1, 1, 256, 16)]
+
+
+@native
+@pytest.mark.parametrize(("B", "H", "Hk", "N", "D"), HEADS)
+def test_attention_is_its_formula(B: int, H: int, Hk: int, N: int, D: int) -> None:
+    """Odd lengths, and heads that share keys and values."""
+    inputs = [drawn(B, H, N, D, scale=2), drawn(B, Hk, N, D, seed=1), drawn(B, Hk, N, D, seed=2)]
+    held_together(causal_attention, attention_formula, inputs, drawn(B, H, N, D, seed=3).detach(), 2e-6)
+
+
+@native
+def test_attention_takes_what_lies_anywhere_in_memory() -> None:
+    """Heads beside each other, slices of one tensor, features that are apart, a gradient that is one number."""
+    whole = drawn(2, 40, 3, 2, 16)  # (B, N, which, H, Dh)
+    views = [whole[:, :, i].transpose(1, 2) for i in range(3)]
+    apart = [view.transpose(-1, -2).contiguous().transpose(-1, -2) for view in views]
+    for inputs in (views, apart):
+        detached = [x.detach().requires_grad_() for x in inputs]
+        assert detached[0].stride() == inputs[0].stride()
+        held_together(causal_attention, attention_formula, detached, torch.ones(1).expand(2, 2, 40, 16), 2e-6)
+    causal_attention(*views).sum().backward()  # type: ignore[union-attr]
+    (expected,) = torch.autograd.grad(attention_formula(*views).sum(), whole)
+    assert whole.grad is not None
+    torch.testing.assert_close(whole.grad, expected, rtol=1e-5, atol=1e-5)
+
+
+@native
+def test_attention_of_large_scores_and_of_what_is_no_number() -> None:
+    Q, K, V = (drawn(1, 1, 20, 8, seed=s, scale=scale) for s, scale in ((0, 60.0), (1, 60.0), (2, 1.0)))
+    held_together(causal_attention, attention_formula, [Q, K, V], torch.ones(1, 1, 20, 8), 2e-4)
+    with torch.no_grad():
+        K[0, 0, 12] = math.nan
+    for value in (math.nan, math.inf):
+        with torch.no_grad():
+            K[0, 0, 12] = value
+        Y = causal_attention(Q, K, V)
+        assert Y is not None
+        torch.testing.assert_close(Y[:, :, :12], scaled_dot_product_attention(Q, K, V, is_causal=True)[:, :, :12])
+        assert Y[:, :, 12:].isnan().flatten(2).any(-1).all() == attention_formula(Q, K, V)[:, :, 12:].isnan().any()
+        assert Y.detach()[:, :, :12].isfinite().all()
+
+
+# Where torch does the work.
+
+
+@pytest.fixture
+def small() -> list[Tensor]:
+    return [drawn(1, 2, 10, 8, seed=s) for s in range(3)]
+
+
+def refused(inputs: list[Tensor]) -> bool:
+    Q, K, V = inputs
+    return causal_attention(Q, K, V) is None and linear_gelu(Q, K.flatten(0, 2)[:5], None) is None
+
+
+@native
+def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not refused(small)
+    with torch.no_grad():
+        assert refused(small)
+    assert refused([x.detach() for x in small])
+    assert refused([x.double() for x in small])
+    assert refused([x.bfloat16() for x in small])
+    assert refused([x.to("meta") for x in small])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert refused(small)
+    with FlopCounterMode(display=False):
+        assert refused(small)
+    with loader.switched_off():
+        assert refused(small)
+    with monkeypatch.context() as patched:
+        patched.setenv(loader.VARIABLE, "0")
+        assert refused(small)
+    with monkeypatch.context() as patched:
+        patched.setattr(threads, "entry", lambda: 0)
+        assert not refused(small), "one thread needs no runtime"
+        patched.setattr(torch, "get_num_threads", lambda: 2)
+        assert refused(small)
+    assert causal_attention(*(drawn(1, 1, 4, 12, seed=s) for s in range(3))) is None, "a width that is not made"
+    assert causal_attention(*(drawn(1, 1, kernels.LONGEST + 1, 8, seed=s) for s in range(3))) is None
+    assert causal_attention(drawn(1, 1, 3, 8), drawn(1, 1, 4, 8), drawn(1, 1, 4, 8)) is None
+    assert causal_attention(*(drawn(0, 1, 4, 8, seed=s) for s in range(3))) is None
+    assert linear_gelu(drawn(0, 4), drawn(3, 4), None) is None
+
+
+@native
+def test_transforms_see_through() -> None:
+    """torch.func and torch.compile get operations that they know."""
+    mlp = MLP(8, 16)
+    inputs = [drawn(2, 2, 6, 8, seed=s).detach() for s in range(3)]
+
+    def both(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        return mlp(attention(Q, K, V, Causal())).square().sum()
+
+    found = torch.func.grad(both)(*inputs)
+    asked = inputs[0].clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(both(asked, *inputs[1:]), asked)[0], found, rtol=1e-4, atol=1e-5)
+
+
+@native
+@pytest.mark.parametrize("what", ["gelu", "attention"])
+def test_second_derivatives(what: str) -> None:
+    """A gradient that is to be differentiated again is made of torch's operations."""
+    inputs = (
+        [drawn(1, 2, 9, 8, seed=s) for s in range(3)] if what == "attention" else [drawn(5, 8), drawn(3, 8, seed=1)]
+    )
+    kernel: Formula = causal_attention if what == "attention" else lambda X, W: linear_gelu(X, W, None)
+    formula: Formula = attention_formula if what == "attention" else gelu_formula
+    seconds = []
+    for function in (kernel, formula):
+        first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    for got, want in zip(*seconds, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@native
+def test_a_gradient_that_nobody_wants_is_not_made() -> None:
+    X, W, b = drawn(6, 8).detach(), drawn(3, 8, seed=1), drawn(3, seed=2).detach()
+    Y = linear_gelu(X, W, b)
+    assert Y is not None
+    (found,) = torch.autograd.grad(Y.sum(), W)
+    (expected,) = torch.autograd.grad(gelu_formula(X, W, b).sum(), W)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# The same numbers each time.
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def trained_numbers() -> list[Tensor]:
+    """All that both kernels give for inputs of a middle size."""
+    Q, K, V = (drawn(3, 4, 70, 16, seed=s) for s in range(3))
+    X, W, b = drawn(500, 24, seed=3), drawn(40, 24, seed=4), drawn(40, seed=5)
+    Y, Z = causal_attention(Q, K, V), linear_gelu(X, W, b)
+    assert Y is not None
+    assert Z is not None
+    return [Y, Z, *torch.autograd.grad(Y.square().sum() + Z.square().sum(), [Q, K, V, b])]
+
+
+@native
+@pytest.mark.skipif(threads.entry() == 0, reason="no OpenMP runtime to share")
+def test_any_number_of_threads_gives_the_same_bits(request: pytest.FixtureRequest) -> None:
+    alone = trained_numbers()
+    assert all(map(torch.equal, alone, trained_numbers()))
+    request.getfixturevalue("two_threads")
+    # The products of torch may differ between threads in their last bits; those of the kernels do not.
+    again = trained_numbers()
+    assert all(map(torch.equal, [alone[0], *alone[2:5]], [again[0], *again[2:5]]))
+    torch.testing.assert_close(alone[1], again[1])
+    torch.testing.assert_close(alone[5], again[5], rtol=1e-5, atol=1e-5)
+
+
+# In the modules that use them.
+
+
+@native
+def test_an_mlp_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp, X = make_mlp({"kind": "plain", "activation": "gelu"}, 24), drawn(2, 9, 24)
+    results = []
+    for off in (False, True):
+        with monkeypatch.context() as patched:
+            if off:
+                patched.setenv(loader.VARIABLE, "0")
+            Y = mlp(X)
+            assert ("LinearGelu" in str(_history(Y))) != off
+            results.append([Y, *torch.autograd.grad(Y.square().sum(), [X, *mlp.parameters()])])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_mlp_that_is_listened_to_or_adapted_calls_its_map() -> None:
+    mlp, X = MLP(8, 16), drawn(3, 8)
+    seen: list[Tensor] = []
+    handle = mlp.W_in.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    mlp(X)
+    assert len(seen) == 1
+    handle.remove()
+    mlp.W_in = nn.Sequential(mlp.W_in)  # type: ignore[assignment]
+    assert mlp(X).shape == (3, 8)
+
+
+def _history(Y: Tensor) -> list[str]:
+    """The names of the backward steps behind a tensor."""
+    waiting, names = [Y.grad_fn], []
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.append(node.name())
+            waiting += [earlier for earlier, _ in node.next_functions]
+    return names

@@ -132,19 +132,19 @@ def seconds_per_step(
     # At rate 0 the work is the same, and no rate that the user chose can break the measurement.
     still = replace(settings, optimizer=replace(settings.optimizer, rate=0.0, matrix_rate=0.0))
     trial = Trainer(task, copy.deepcopy(model).train(), still, batches, processes)
-    times: list[float] = []
-    began = time.perf_counter()
-    step = 0
-    while step < 2 or (step < 50 and processes.lead(lambda: time.perf_counter() - began < budget)):
+
+    def seconds(step: int) -> float:
         start = time.perf_counter()
         trial.step(step % 3, max(settings.steps or 0, 1000))
         if trial.device.type == "cuda":
             torch.cuda.synchronize(trial.device)
-        if step:
-            times.append(time.perf_counter() - start)
-        else:
-            began = time.perf_counter()  # The first step may have compiled kernels.
-        step += 1
+        return time.perf_counter() - start
+
+    seconds(0)  # It may have compiled kernels, which is no part of the budget.
+    began = time.perf_counter()
+    times = [seconds(1)]
+    while len(times) < 49 and processes.lead(lambda: time.perf_counter() - began < budget):
+        times.append(seconds(len(times) + 1))
     return median(times)
 
 

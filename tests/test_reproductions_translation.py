@@ -53,7 +53,7 @@ def test_verses_against_a_recurrent_network(tmp_path: Path) -> None:
     }
     found, sizes = {}, {}
     for model, size in kinds.items():
-        task = trained_for(900, "verses-en-es", tmp_path / model, model=model, **common, **size)
+        task = trained_for(600, "verses-en-es", tmp_path / model, model=model, **common, **size)
         found[model], sizes[model] = task.evaluate(), count_parameters(task.model)
     print(found, sizes)
     assert 0.9 < sizes["rnn-attention"] / sizes["transformer"] < 1.1

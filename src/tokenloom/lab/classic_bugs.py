@@ -21,7 +21,7 @@ from tokenloom.training.events import Stepped
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
-STEPS, QUICK_STEPS, BATCH, QUICK_BATCH, TEXTS = 250, 100, 32, 16, 128
+STEPS, QUICK_STEPS, BATCH, QUICK_BATCH, TEXTS = 200, 100, 32, 16, 128
 PROMPT, WRITTEN = "ROMEO:\n", 120
 # Add-one counts of single characters (row 2.5).
 COUNTED = 3.358
@@ -106,7 +106,7 @@ def written(model: nn.Module, tokenizer: Any, seed: int) -> str:
     "3.3",
     "A missing mask, a missing shift",
     asked="What does a training look like that has one of the two classic bugs?",
-    protocol="GPTs of the size of 3.4 in the modern style, 250 steps of 32 windows: as it should be; without the "
+    protocol="GPTs of the size of 3.4 in the modern style, 200 steps of 32 windows: as it should be; without the "
     "causal mask; with each token as its own target. Then the loss on the next character after 8, 16 … 56 characters, "
     "which are all that is read, and 120 characters after “ROMEO:⏎”.",
     explanation="Without the mask the answer stands in the next place of the input, and without the shift in the same "

@@ -13,7 +13,7 @@ from tokenloom.drawing.plain import Line, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, near
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.nn.lora import adapt
+from tokenloom.nn.lora import LowRank, adapt
 from tokenloom.nn.parts import count_parameters
 from tokenloom.tasks.text.masking import Draws, corrupt
 
@@ -205,7 +205,10 @@ def adapters(bench: Bench) -> Outcome:
             adapter.unmerge()
         again = model(batch)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    maps = [name.split(".") for name, part in model.named_modules() if isinstance(part, LowRank)]
+    adapted = " ".join(f"{layer} {own}" for _, _, layer, _, own in maps)
     measures = [
+        exact("layers and maps adapted", "0 W_q 0 W_v 1 W_q 1 W_v", adapted),
         exact(
             "trained numbers",
             "2,048 of 112,065 (1.8 %)",

@@ -26,9 +26,15 @@ def found(row: dict[str, Any], start: str) -> str:
     return next(m["measured"] for m in row["measures"] if m["name"].startswith(start))
 
 
-@pytest.mark.parametrize("id", ["3.5", "3.9"])
-def test_rows_in_quick_form(id: str, tinyshakespeare: str) -> None:
-    quick(id)
+def test_the_ladder(tinyshakespeare: str) -> None:
+    quick("3.5")
+
+
+def test_a_person_writes_what_is_less_likely(tinyshakespeare: str) -> None:
+    row = quick("3.9")
+    beam, human = (line["y"] for line in row["pictures"][0]["lines"])
+    assert len(beam) == len(human) == 40
+    assert np.log(beam).mean() > np.log(human).mean()
 
 
 def test_four_ways_to_sample(tinyshakespeare: str) -> None:

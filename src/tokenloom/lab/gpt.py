@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokenloom.decoding.score import Score
 from tokenloom.drawing.plain import Line, Panel, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, counted, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, exact, experiment, holds, near, shown
@@ -240,16 +241,17 @@ def human(bench: Bench) -> Outcome:
     said, real = (decode(trained.held[a:b].tolist()) for a, b in ((2000, 2020), (2020, 2060)))
     prompt = "KING RICHARD III:\n"
 
-    def searched(start: str, width: int) -> float:
+    def searched(start: str, width: int) -> Score:
         text = task.generate(start, max_new_tokens=40, **({"beam": width} if width > 1 else {"temperature": 0.0}))
-        return float(task.score(start, text).average)
+        return task.score(start, text)
 
-    found = {
+    scored = {
         "greedy": searched(prompt, 1),
         "beam of 5": searched(prompt, 5),
-        "human": float(task.score(said, real).average),
+        "human": task.score(said, real),
         "beam of 5 after the same text": searched(said, 5),
     }
+    found = {name: float(score.average) for name, score in scored.items()}
     measures = [
         holds("order", "beam ≥ greedy", f"{found['beam of 5']:.3f}, {found['greedy']:.3f}", _ordered(found)),
         at_most("human − beam", 0.0, found["human"] - found["beam of 5 after the same text"], "human below"),
@@ -259,7 +261,13 @@ def human(bench: Bench) -> Outcome:
         measures += [near(name, p, v, 0.05, 3) for (name, v), p in zip(found.items(), published, strict=True)]
     else:
         measures += [shown(name, f"{value:.3f}") for name, value in found.items()]
-    return Outcome(measures + (first_steps(trained) if bench.quick else []))
+    lines = [
+        Line(name, list(range(1, 41)), np.exp(scored[name].log_probs).tolist())
+        for name in ("beam of 5 after the same text", "human")
+    ]
+    caption = "Search keeps to characters that are nearly certain; every few of them a person writes one that is not."
+    picture = Picture("How likely each character was", caption, "character", "probability", lines)
+    return Outcome([*measures, *(first_steps(trained) if bench.quick else [])], [picture])
 
 
 def _ordered(found: dict[str, float]) -> bool:

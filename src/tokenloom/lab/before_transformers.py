@@ -8,14 +8,11 @@ import numpy as np
 import torch
 
 from tokenloom.drawing.plain import Line, Picture
-from tokenloom.lab.corpus import CORPUS, Drawn, corpus_text, counted, drawn_batches, prepared
+from tokenloom.lab.corpus import CORPUS, corpus_text, counted
+from tokenloom.lab.elman import chapter_elman
 from tokenloom.lab.experiment import Bench, Outcome, at_most, between, exact, experiment, holds, near, shown
-from tokenloom.nn.parts import count_parameters
 from tokenloom.nn.recurrent import CELLS, Elman, gradients_through_time
 from tokenloom.tokens.bpe import BPE
-from tokenloom.training.events import Evaluated, Stepped
-from tokenloom.training.loop import fit
-from tokenloom.training.settings import TrainingSettings
 
 
 @experiment(
@@ -208,30 +205,16 @@ def orders(bench: Bench) -> Outcome:
 )
 def elman(bench: Bench) -> Outcome:
     """2.9."""
-    steps = 101 if bench.quick else 301
-    task, training, held = prepared(bench, model="rnn", context=64, width=128, depth=1, carry=0)
-    task.model = task.build(seed=bench.seed)
-    adam = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
-    constant = {"schedule": "linear", "warmup": 0, "decay_share": 0.0, "steps": 301, "batch": 32}
-    settings, _ = TrainingSettings(evaluate_every=steps).filled({**adam, **constant})
-    seed = 1 if bench.own_seed else bench.seed + 1
-    batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)
-    losses: list[float] = []
-    validation = float("nan")
-    for event in fit(task, task.model, settings, batches, Drawn(held.ids, 64)):
-        if isinstance(event, Stepped):
-            losses.append(event.loss)
-        elif isinstance(event, Evaluated) and event.step >= steps:
-            validation = event.metrics["loss"]
-            break
-    measures = [exact("parameters", "33,217", f"{count_parameters(task.model):,}")]
+    trained = chapter_elman(bench)
+    losses = trained.losses
+    measures = [exact("parameters", "33,217", f"{trained.parameters:,}")]
     if bench.quick:
         measures.append(near("training loss at 100 (coarse)", 2.49, losses[100], 0.12, 2))
     else:
         places = zip((0, 100, 200, 300), (4.211, 2.49, 2.22, 2.16), (3, 2, 2, 2), strict=True)
         for step, published, digits in places:
             measures.append(bench.digits(f"training loss at {step}", published, losses[step], digits, 0.12))
-        measures.append(bench.near("validation", 2.188, validation, 0.01, 0.04, 3))
+        measures.append(bench.near("validation", 2.188, trained.validation, 0.01, 0.04, 3))
     lines = [Line("training, each step", list(range(len(losses))), losses)]
     caption = "The loss falls fast and then flattens above two nats."
     return Outcome(measures, [Picture("An Elman network learns", caption, "step", "nats a character", lines)])

@@ -1,0 +1,51 @@
+"""The Elman network of row 2.9, trained once a run: the ladder, 3.5, has it as a rung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenloom.lab.corpus import WINDOW, Drawn, drawn_batches, prepared
+from tokenloom.lab.experiment import Bench
+from tokenloom.nn.parts import count_parameters
+from tokenloom.training.events import Evaluated, Stepped
+from tokenloom.training.loop import fit
+from tokenloom.training.settings import TrainingSettings
+
+STEPS, QUICK_STEPS = 301, 101
+ADAM = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
+CONSTANT = {"schedule": "linear", "warmup": 0, "decay_share": 0.0, "steps": STEPS, "batch": 32}
+
+
+@dataclass(frozen=True)
+class TrainedElman:
+    """Its number of parameters, the training loss of each step, and the loss on the drawn windows in the end."""
+
+    parameters: int
+    losses: list[float]
+    validation: float
+
+
+def chapter_elman(bench: Bench) -> TrainedElman:
+    """M = 128 tanh units after 301 steps, or the first third of them in quick form; made once a run."""
+    return bench.shared(("elman", bench.seed, bench.own_seed, bench.quick), lambda: _trained(bench))
+
+
+def _trained(bench: Bench) -> TrainedElman:
+    steps = QUICK_STEPS if bench.quick else STEPS
+    task, training, held = prepared(bench, model="rnn", context=WINDOW, width=128, depth=1, carry=0)
+    task.model = task.build(seed=bench.seed)
+    settings, _ = TrainingSettings(evaluate_every=steps).filled({**ADAM, **CONSTANT})
+    seed = 1 if bench.own_seed else bench.seed + 1
+    batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)
+    losses: list[float] = []
+    validation = float("nan")
+    for event in fit(task, task.model, settings, batches, Drawn(held.ids, WINDOW)):
+        if isinstance(event, Stepped):
+            losses.append(event.loss)
+            bench.tell(len(losses) / steps)
+        elif isinstance(event, Evaluated) and event.step >= steps:
+            validation = event.metrics["loss"]
+            break
+    return TrainedElman(count_parameters(task.model), losses, validation)

@@ -136,7 +136,7 @@ def completions(task: ImageGeneration, seen: Pixels, held: Pixels, seed: int, co
     needs=FULL,
     quick_needs=QUICK,
     quick=True,
-    seconds=130.0,
+    seconds=75.0,
 )
 def pixels(bench: Bench) -> Outcome:
     """4.3."""
@@ -175,7 +175,7 @@ def pixels(bench: Bench) -> Outcome:
     needs=FULL,
     quick_needs=QUICK,
     quick=True,
-    seconds=120.0,
+    seconds=65.0,
 )
 def codes(bench: Bench) -> Outcome:
     """4.4."""

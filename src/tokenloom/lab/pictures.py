@@ -94,7 +94,7 @@ def judge(bench: Bench) -> ImageClassification:
     beside=("sklearn", "digits"),
     quick_needs=QUICK,
     quick=True,
-    seconds=300.0,
+    seconds=110.0,
 )
 def vision(bench: Bench) -> Outcome:
     """4.1."""
@@ -188,7 +188,7 @@ def rounded(values: NDArray[Any]) -> list[Any]:
     beside=("sklearn", "digits"),
     quick_needs=QUICK,
     quick=True,
-    seconds=150.0,
+    seconds=110.0,
 )
 def patches(bench: Bench) -> Outcome:
     """4.2."""

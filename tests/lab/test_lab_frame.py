@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
 SLOW = '''"""One experiment that is done at once, and one that waits."""
 
 import time
+from io import StringIO
 
 from tokenloom.lab.experiment import Bench, Outcome, at_most, experiment
 
@@ -222,3 +224,30 @@ def test_a_browser_opens_the_page_without_network_and_without_complaint(tmp_path
     done = subprocess.run([browser, *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_a_terminal_sees_what_runs_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenloom.cli.lab import View
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    chosen = [made("1", seconds=60.0), made("2", seconds=120.0)]
+    view = View(chosen, quick=False, quiet=False)
+    view.begin(chosen[0])
+    view.tell(0.25)
+    view.tell(0.5)
+    view.end({"seconds": 30.0})
+    view.begin(chosen[1])
+    view.close()
+    lines = [line.strip() for line in terminal.getvalue().split("\r")]
+    assert lines == [
+        "1 of 2: 1 title 1, about 3:00 left",
+        "1 of 2: 1 title 1, about 3:00 left, training 25%",
+        "2 of 2: 2 title 2, about 1:00 left",
+        "",
+        "",
+    ], "not more often than one can read, and the time left is reckoned by the pace so far"

@@ -37,3 +37,6 @@ def test_a_class_that_is_not_there_and_many_classes(tmp_path: Path) -> None:
     draw_confusion([[0, 0], [1, 2]], ["a", "b"], tmp_path / "a.png", title="t")
     figure = draw_confusion(np.eye(45, dtype=int).tolist(), [f"c{n}" for n in range(45)], tmp_path / "b.png", title="t")
     assert not figure.axes[0].texts, "numbers would be too small"
+    short = draw_confusion(np.eye(10, dtype=int).tolist(), list("0123456789"), tmp_path / "c.png", title="t")
+    turned = [one.axes[0].get_xticklabels()[0].get_rotation() for one in (short, figure)]
+    assert turned == [0, 90], "short names stand upright"

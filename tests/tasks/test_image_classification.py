@@ -219,6 +219,10 @@ def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp
     assert ours["body.positions.table"].shape == (17, 16)
     assert torch.equal(ours["body.positions.table"][0], theirs["body.positions.table"][0])
     assert torch.equal(ours["readout.weight"], theirs["readout.weight"])
+    with pytest.raises(UserError, match=r"--resolution 18: .* has patches of 4 × 4 pixels, which do not fit"):
+        tokenloom.train(
+            run[1], task="image-classification", init=str(run[0]), resolution="18", steps=1, out=tmp_path / "no"
+        )
     with pytest.raises(UserError, match="--patch 2: the run that --init names has 4x4"):
         tokenloom.train(run[1], task="image-classification", init=str(run[0]), patch="2", steps=1, out=tmp_path / "no")
 

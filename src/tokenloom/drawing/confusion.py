@@ -48,7 +48,8 @@ def draw_confusion(
     axes.imshow(shares, cmap=shades, vmin=0, vmax=1)
     labels = [textwrap.shorten(name, 24, placeholder="…") for name in classes]
     size = 10 if K <= MOST_NUMBERS else 7
-    axes.set_xticks(range(K), labels, rotation=0 if K <= 3 else 90)
+    upright = K <= 3 or (K <= MOST_NUMBERS and max(map(len, labels)) <= 3)
+    axes.set_xticks(range(K), labels, rotation=0 if upright else 90)
     axes.set_yticks(range(K), labels)
     axes.set_xlabel("taken for")
     axes.set_ylabel("is")

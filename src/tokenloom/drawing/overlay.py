@@ -47,6 +47,8 @@ def draw_overlays(
             even = (weights - low) / max(high - low, 1e-12)
             axes.imshow(even, cmap="inferno", alpha=0.65, extent=(0, W, H, 0), interpolation="nearest", vmin=0, vmax=1)
             axes.set_xlabel(f"{low:.3f} to {high:.3f}", fontsize=9)
+        else:
+            axes.set_xlabel("the brighter, the more weight", fontsize=9)
         style.apply(figure, axes, dark)
         axes.grid(False)
         for spine in axes.spines.values():  # A picture that is white at its border needs all four sides.

@@ -185,6 +185,13 @@ class ImageClassification(OneLabel):
                 raise UserError(f"--{name} {getattr(s, name)}: the run that --init names has {value}; leave it out")
         H, W = origin.form.size
         self._origin = origin.patches
+        asked = None if s.resolution is None else pair("resolution", s.resolution)
+        if asked is not None and any(side % part for side, part in zip(asked, origin.patches.patch, strict=True)):
+            h, w = origin.patches.patch
+            raise UserError(
+                f"--resolution {s.resolution}: the run that --init names has patches of {h} × {w} pixels, which do not"
+                " fit into that a whole number of times"
+            )
         self.settings = replace(s, **told, resolution=s.resolution or f"{H}x{W}")
 
     def carried(self, name: str, value: Tensor, origin: Task) -> Tensor:

@@ -162,7 +162,7 @@ class Task(ABC):
 
     def decoder(self, batch: Batch) -> StepModel:
         """The model as something that is fed step by step, for the rows of a batch; the stream `decoded` is fed."""
-        raise UserError(f"a {self.name} model does not generate step by step")
+        raise UserError(f"{with_article(self.name)} model does not generate step by step")
 
     # How a training starts from another run: see `tasks/frame/starting.py`.
 
@@ -175,7 +175,7 @@ class Task(ABC):
         Raises UserError where this task's models have no body that others share, and with the first setting that asks
         for something else.
         """
-        raise UserError(f"--init: a {self.name} model cannot start from another run")
+        raise UserError(f"--init: {with_article(self.name)} model cannot start from another run")
 
     def carried(self, name: str, value: Tensor, origin: Task) -> Tensor:
         """A tensor of the other run's body as it fits into this model: by default the same. Positions of another

@@ -52,6 +52,8 @@ def read_top(path: str, form: PictureForm) -> tuple[Pixels, str | None]:
     """
     _, H, W = form.shape
     half = H // 2
+    if not half:
+        raise UserError(f"--top {path}: pictures of one row of pixels have no upper half")
     try:
         raw = Path(path).read_bytes()
         h, w = header(raw, form).size

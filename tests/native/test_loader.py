@@ -46,10 +46,12 @@ def forget() -> None:
 def test_compiled_once_and_again_when_anything_changed(
     room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert loader.summary() == ""
     library = loader.library("small")
     assert library is not None
     assert library.times(14) == 42
     assert loader.reason("small") == ""
+    assert loader.summary() == "native small"
     (first,) = kept(cache)
     assert loader.library("small") is library
 
@@ -84,6 +86,7 @@ def test_switched_off(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) 
     with loader.switched_off():
         assert loader.library("small") is None
         assert loader.reason("small") == "switched off"
+        assert loader.summary() == "nothing native (switched off)"
     assert not kept(cache), "and nothing was compiled for that"
     assert loader.library("small") is not None
 
@@ -92,6 +95,7 @@ def test_without_a_compiler(room: Path, cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(room))
     assert loader.library("small") is None
     assert "no C++ compiler" in loader.reason("small")
+    assert "nothing native (no C++ compiler" in loader.summary()
     assert not kept(cache)
 
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.output import duration, plain, quantity
+from tokenloom.native import loader
 from tokenloom.training.events import (
     Baseline,
     Counted,
@@ -56,6 +57,7 @@ def plan_lines(plan: Plan) -> list[str]:
     parts = {"weights": m.weights, "gradients": m.gradients, "optimiser": m.optimizer, "activations": m.activations}
     memory = ", ".join(f"{what} {quantity(size, 'B')}" for what, size in parts.items())
     threads = t.machine.threads
+    native = f"{words}, " if plan.device == "cpu" and (words := loader.summary()) else ""
     epochs = plan.steps / max(1, plan.steps_per_epoch)
     return [
         field("model", f"{plan.parameters:,} parameters, {quantity(plan.flops_per_token)} FLOPs to train a token"),
@@ -64,7 +66,7 @@ def plan_lines(plan: Plan) -> list[str]:
         field(
             "machine",
             f"{plan.device}, {'' if threads is None else f'{threads} thread' + 's' * (threads > 1) + ', '}"
-            f"{t.machine.precision}, {quantity(plan.tokens_per_second)} {plan.things}/s measured",
+            f"{t.machine.precision}, {native}{quantity(plan.tokens_per_second)} {plan.things}/s measured",
         ),
         field(
             "plan",

@@ -85,6 +85,17 @@ def reason(name: str) -> str:
     return found if isinstance(found, str) else ""
 
 
+def summary() -> str:
+    """What this process has asked for so far, in a line for people: "native attention, gelu", or why there is none; ""
+    when nothing was asked for."""
+    if why := _why_off():
+        return f"nothing native ({why})"
+    loaded = sorted(name for name, found in _found.items() if isinstance(found, ctypes.CDLL))
+    reasons = sorted({found for found in _found.values() if isinstance(found, str)})
+    parts = [f"native {', '.join(loaded)}"] if loaded else []
+    return ", ".join(parts + [f"nothing native ({why})" for why in reasons[:1] if not loaded])
+
+
 def _why_off() -> str:
     if os.environ.get(VARIABLE) == "0":
         return f"{VARIABLE}=0"

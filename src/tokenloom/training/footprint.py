@@ -147,7 +147,7 @@ def layer_activation_bytes(s: Sizes, work: Work) -> int:
       the one or (gated) two maps into the MLP.
     - norms on queries and keys: the same as above, of D + Hk Dh features, always in float32.
     - fused attention: queries, keys, values and result, 4 hD, and a log-sum a head, 4H. Scores are never kept, which is
-      why there is no term N². A rotation keeps nothing of its input.
+      why there is no term N². A rotation keeps nothing of its input. (A native kernel keeps shared keys once: less.)
     - the MLP: before and after the activation, 2 hF; gated 4 hF. ReLU² and GELU alike keep their input.
     - dropout, where there is any: what it multiplied with, hD for each of the two sub-layers.
     - a window or borders: the mask, hN a query (a sample when there are borders, else once), up to the size at which

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokenloom.lab.word_vectors import gensim_model, texts_of
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.tasks.words.agreement import agreement
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
-
-# gensim reads no more words of a text than this.
-LONGEST = 10_000
 
 
 @dataclass
@@ -58,28 +56,12 @@ class Comparison:
 
 def compare(data: str, model: str = "skip-gram", words: str = "text", passes: int = 5, seed: int = 0) -> Comparison:
     """Train both on the training part of some data, and measure both on its validation part."""
-    from gensim.models import Word2Vec
-
     torch.set_num_threads(1)
     task = WordVectorTask(WordVectorSettings(model=model, words=words))  # type: ignore[arg-type]
-    s = task.settings
     material: Any = task.prepare(data)
-    ids, names = material.training.ids, np.array(task.vocabulary.words)
-    documents = [names[part[part >= 0]] for part in np.split(ids, np.flatnonzero(ids < 0))]
-    texts = [part[i : i + LONGEST].tolist() for part in documents for i in range(0, len(part), LONGEST)]
+    names, texts = task.vocabulary.words, texts_of(task, material.training)
     count = sum(map(len, texts))
-
-    theirs = Word2Vec(
-        vector_size=s.width,
-        window=s.window,
-        negative=s.negatives,
-        sample=s.subsample,
-        min_count=1,
-        sg=int(model == "skip-gram"),
-        workers=1,
-        seed=seed + 1,
-    )
-    theirs.build_vocab(texts)
+    theirs = gensim_model(task, texts, seed)
     recipe = {**GENERAL_RECIPE, **task.recipe(material)}
     batches = Batches(material.training, task.collate, batch=recipe["batch"], seed=seed)
     each = batches.steps_per_epoch
@@ -97,7 +79,7 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     held = np.asarray(material.validation.ids, np.int64)
     vectors = {"gensim": np.stack([theirs.wv[name] for name in names]), "tokenloom": task.vectors}
     for name, found in vectors.items():
-        getattr(sides, name).agreement, sides.pairs = agreement(found.astype(np.float64), held, s.window)
+        getattr(sides, name).agreement, sides.pairs = agreement(found.astype(np.float64), held, task.settings.window)
     return sides
 
 

@@ -98,6 +98,19 @@ def test_the_bottleneck_in_quick_form() -> None:
     assert beside[-1] > without[-1]
 
 
+def test_word_vectors_in_quick_form(tinyshakespeare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.util import find_spec
+
+    row = measure(experiments()["2.11"], Wish(quick=True))
+    assert row["good"], row["measures"]
+    assert any("gensim" in m["name"] for m in row["measures"]) == (find_spec("gensim") is not None)
+    assert "king − man + woman" in row["pictures"][1]["text"]
+    monkeypatch.setattr("tokenloom.lab.word_vectors.find_spec", lambda name: None)
+    monkeypatch.setattr("tokenloom.lab.word_vectors.own_vectors", lambda task, *rest: np.eye(len(task.vocabulary), 9))
+    row = measure(experiments()["2.11"], Wish(quick=True))
+    assert row["notes"] == ["gensim is not installed, and the comparison was left out: pip install gensim"]
+
+
 @pytest.mark.parametrize("id", ["2.1", "2.10"])
 def test_rows_of_the_second_section_without_data(id: str) -> None:
     assert measure(experiments()[id], Wish())["good"]

@@ -44,21 +44,28 @@ def prepared(bench: Bench, **settings: Any) -> tuple[TextGeneration, TextWindows
     return task, material.training, material.validation
 
 
-def counted(bench: Bench, *, running: bool = False, **settings: Any) -> dict[str, Any]:
-    """What a counted model reaches on the drawn windows, or on the whole validation part with running context."""
+def counted(bench: Bench, *, running: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
+    """What a counted model reaches on the drawn windows, or on the whole validation part with running context.
 
-    def made() -> tuple[TextGeneration, TextWindows]:
+    both: its loss on windows drawn alike from the training part too, as "training_loss".
+    """
+
+    def made() -> tuple[TextGeneration, TextWindows, TextWindows]:
         task = TextGeneration(TextGenerationSettings(**settings))
         task.source = CORPUS
         material = task.prepare(CORPUS)
         task.model = task.count(material)
+        assert isinstance(material.training, TextWindows)
         assert isinstance(material.validation, TextWindows)
-        return task, material.validation
+        return task, material.training, material.validation
 
-    task, held = bench.shared(("counted", *sorted(settings.items())), made) if running else made()
+    task, training, held = bench.shared(("counted", *sorted(settings.items())), made) if running else made()
     if running:
         return dict(task.evaluate(context="running"))
-    return dict(task.evaluate(samples=Drawn(held.ids, WINDOW)))
+    found = dict(task.evaluate(samples=Drawn(held.ids, WINDOW)))
+    if both:
+        found["training_loss"] = task.evaluate(samples=Drawn(training.ids, WINDOW))["loss"]
+    return found
 
 
 def drawn_batches(

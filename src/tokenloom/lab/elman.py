@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,12 @@ CONSTANT = {"schedule": "linear", "warmup": 0, "decay_share": 0.0, "steps": STEP
 
 @dataclass(frozen=True)
 class TrainedElman:
-    """Its number of parameters, the training loss of each step, and the loss on the drawn windows in the end."""
+    """Its number of parameters, of each step the training loss and the processor seconds, and the loss on the drawn
+    windows in the end."""
 
     parameters: int
     losses: list[float]
+    seconds: list[float]
     validation: float
 
 
@@ -40,12 +43,16 @@ def _trained(bench: Bench) -> TrainedElman:
     seed = 1 if bench.own_seed else bench.seed + 1
     batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)
     losses: list[float] = []
+    seconds: list[float] = []
     validation = float("nan")
+    began = time.process_time()
     for event in fit(task, task.model, settings, batches, Drawn(held.ids, WINDOW)):
         if isinstance(event, Stepped):
             losses.append(event.loss)
+            seconds.append(time.process_time() - began)
             bench.tell(len(losses) / steps)
+            began = time.process_time()
         elif isinstance(event, Evaluated) and event.step >= steps:
             validation = event.metrics["loss"]
             break
-    return TrainedElman(count_parameters(task.model), losses, validation)
+    return TrainedElman(count_parameters(task.model), losses, seconds, validation)

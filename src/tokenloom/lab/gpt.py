@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +33,8 @@ RULE = " 8 × 64 windows of 64 drawn with G(123), each alone."
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained task, its validation text, its losses by step, and the training loss of every step."""
+    """A trained task, its validation text, its losses by step, and of every step the training loss and the processor
+    seconds."""
 
     task: TextGeneration
     held: np.ndarray[Any, Any]
@@ -39,35 +42,47 @@ class Trained:
     validation: dict[int, float]
     training: dict[int, float]
     losses: list[float]
+    seconds: list[float]
 
 
-def chapter_gpt(bench: Bench) -> Trained:
-    """The chapter's model after its training, or after the first sixth of it in quick form; made once a run."""
-    return bench.shared(("gpt", bench.seed, bench.own_seed, bench.quick), lambda: _trained(bench))
+def chapter_gpt(bench: Bench, steps: int | None = None) -> Trained:
+    """The chapter's model after its training, or after the first sixth of it in quick form; trained once a run.
+
+    steps: so many suffice, a multiple of `EVERY`; a row that asks for more goes on from there.
+    """
+    course = bench.shared(("gpt", bench.seed, bench.own_seed, bench.quick), lambda: Course(bench))
+    wanted = QUICK_STEPS if bench.quick else STEPS
+    return course.until(wanted if steps is None else min(steps, wanted), bench.tell)
 
 
-def _trained(bench: Bench) -> Trained:
-    task, training, held = prepared(bench, style="chapter", context=WINDOW, width=64, depth=2, heads=4)
-    task.model = task.build(seed=bench.seed)
-    windows = Drawn(held.ids, WINDOW)
-    first = task.evaluate(samples=windows)["loss"]
-    settings, _ = TrainingSettings(evaluate_every=EVERY).filled(task.recipe())
-    # --seed draws another model; which windows are read stays as the protocol has it.
-    generator = torch.Generator().manual_seed(0)
-    steps = QUICK_STEPS if bench.quick else STEPS
-    losses: list[float] = []
-    validation: dict[int, float] = {}
-    means: dict[int, float] = {}
-    for event in fit(task, task.model, settings, drawn_batches(task, training, generator, 32), windows):
-        if isinstance(event, Stepped):
-            losses.append(event.loss)
-            bench.tell(len(losses) / steps)
-        elif isinstance(event, Evaluated):
-            validation[event.step] = event.metrics["loss"]
-            means[event.step] = float(np.mean(losses[-50:]))
-            if event.step >= steps:
-                break
-    return Trained(task, np.asarray(held.ids), first, validation, means, losses)
+class Course:
+    """The training of the chapter's model, as far as rows have asked for it."""
+
+    def __init__(self, bench: Bench) -> None:
+        task, training, held = prepared(bench, style="chapter", context=WINDOW, width=64, depth=2, heads=4)
+        task.model = task.build(seed=bench.seed)
+        windows = Drawn(held.ids, WINDOW)
+        first = task.evaluate(samples=windows)["loss"]
+        settings, _ = TrainingSettings(evaluate_every=EVERY).filled(task.recipe())
+        generator = torch.Generator().manual_seed(0 if bench.own_seed else bench.seed + 1)
+        self.events = fit(task, task.model, settings, drawn_batches(task, training, generator, 32), windows)
+        self.reached = Trained(task, np.asarray(held.ids), first, {}, {}, [], [])
+
+    def until(self, steps: int, tell: Callable[[float], None]) -> Trained:
+        """What is known after so many steps, or after more where more were asked for before."""
+        t = self.reached
+        began = time.process_time()
+        while max(t.validation, default=0) < steps:
+            event = next(self.events)
+            if isinstance(event, Stepped):
+                t.losses.append(event.loss)
+                t.seconds.append(time.process_time() - began)
+                tell(len(t.losses) / steps)
+            elif isinstance(event, Evaluated):
+                t.validation[event.step] = event.metrics["loss"]
+                t.training[event.step] = float(np.mean(t.losses[-50:]))
+            began = time.process_time()
+        return t
 
 
 def first_steps(trained: Trained) -> list[Measure]:

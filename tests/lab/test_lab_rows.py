@@ -153,3 +153,28 @@ def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str
         assert not np.triu(weights, 1).any(), "no head looks ahead"
     lines = rows["3.10"]["pictures"][0]["lines"]
     assert [line["y"][0] for line in lines] == sorted((line["y"][0] for line in lines), reverse=True)
+
+
+@pytest.mark.parametrize("id", ["2.2", "2.3"])
+def test_merges_of_pairs_are_exact(id: str, tinyshakespeare: str) -> None:
+    row = measure(experiments()[id], Wish())
+    assert row["good"], row["measures"]
+    assert all(m["tolerance"] == "exact" for m in row["measures"])
+
+
+def test_orders_of_n_grams_in_quick_form(tinyshakespeare: str) -> None:
+    row = measure(experiments()["2.7"], Wish(quick=True))
+    assert row["good"], row["measures"]
+    lines = {line["name"]: line["y"] for line in row["pictures"][0]["lines"]}
+    assert lines["add, training"][-1] < lines["add, validation"][-1], "what was counted is known better"
+    assert lines["kneser-ney, validation"][-1] == min(lines["kneser-ney, validation"])
+    assert lines["the GPT of 3.4, 1.9085"] == [1.9085] * 4
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_gradients_through_time_keep_their_bound(seed: int | None) -> None:
+    row = measure(experiments()["2.10"], Wish(seed=seed))
+    assert row["good"], row["measures"]
+    assert sum("÷ its bound" in m["name"] for m in row["measures"]) == 4
+    lines = {line["name"]: line["y"] for line in row["pictures"][0]["lines"]}
+    assert lines["tanh, gain 0.5"][0] < 1e-15 < 1e-3 < lines["LSTM, gate near one"][0]

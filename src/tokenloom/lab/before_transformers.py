@@ -205,7 +205,7 @@ def orders(bench: Bench) -> Outcome:
         measures.append(at_least(f"{name} − Kneser–Ney, order 6", 0.0, reached - kneser, "Kneser–Ney is better"))
     apart = lines[3].y[-1] - lines[2].y[-1]
     measures.append(shown(f"Kneser–Ney, order {tried[-1]}: validation − training", f"{apart:.3f}"))
-    caption = "Training loss goes on falling; validation turns up early with add-one and levels off with Kneser–Ney."
+    caption = "With add-one both losses turn up; with Kneser–Ney training goes on falling and validation levels off."
     return Outcome(measures, [Picture("Loss against order", caption, "order", "nats a character", lines)])
 
 

@@ -73,3 +73,10 @@ def test_multiplications_are_counted() -> None:
     assert multiplications(lambda: a @ a.T) == 3 * 4 * 3
     attended = multiplications(lambda: torch.nn.functional.scaled_dot_product_attention(Q, Q, Q))
     assert attended == 2 * (5 * 8 * 5 + 5 * 5 * 8)
+
+
+def test_two_classic_bugs(tinyshakespeare: str) -> None:
+    row = quick("3.3")
+    right, open_, same = (line["y"] for line in row["pictures"][0]["lines"])
+    assert len(right) == len(open_) == len(same)
+    assert same[-1] < open_[-1]

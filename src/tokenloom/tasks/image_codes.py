@@ -100,7 +100,9 @@ class ImageCodes(Task):
             factor = s.factor or (4 if min(H, W) >= 16 else 2)
             config = ImageCodesConfig(H, W, C, factor, s.codes, s.features, s.depth)
             if min(H, W) < factor:
-                raise UserError(f"--factor {factor}: a picture of {W} × {H} pixels is too small for it; --resolution 16 makes it larger")
+                raise UserError(
+                    f"--factor {factor}: a picture of {W} × {H} pixels is too small for it; --resolution makes it larger"
+                )
             self.model_config = config.as_dict()
             self._first = parts.training.pixels[:: max(1, len(parts.training) // FIRST)][:FIRST]
         rows, columns = self.grid

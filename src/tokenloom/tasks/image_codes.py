@@ -101,7 +101,7 @@ class ImageCodes(Task):
             config = ImageCodesConfig(H, W, C, factor, s.codes, s.features, s.depth)
             if min(H, W) < factor:
                 raise UserError(
-                    f"--factor {factor}: a picture of {W} × {H} pixels is too small for it; --resolution makes it larger"
+                    f"--factor {factor}: a picture of {W} × {H} pixels is too small; --resolution makes it larger"
                 )
             self.model_config = config.as_dict()
             self._first = parts.training.pixels[:: max(1, len(parts.training) // FIRST)][:FIRST]

@@ -1,7 +1,8 @@
 """Byte-pair encoding: how fast it is learnt and how fast a text is encoded, on one core.
 
 Reference 2.2's rule: 200 merges learnt on the first 100,000 characters. Encoding is of the whole text, by a tokeniser
-that has met none of it; and, apart, by one that has.
+that has met none of it; and, apart, by one that has. Plain Python goes in two ways: chunk by chunk, each merged by
+itself, and merge after merge over the whole text, which takes so long that both sides are given a part of it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections import Counter
 from typing import Any
 
 from benchmarks import texts
-from benchmarks.harness import Row, Setting, at_least, compare, rate, timed
+from benchmarks.harness import Row, Runner, Setting, at_least, compare, rate, timed
 from benchmarks.peers import plain_bpe
+from tokenloom.native import loader
 from tokenloom.tokens.bpe import BPE
 
 SAMPLE, FEW, MANY = 100_000, 200, 2000
@@ -90,6 +92,16 @@ def measure(setting: Setting) -> list[Row]:
     return rows + encoding(setting, text, learn()) + encoding(setting, text, BPE.train(text, merges=MANY), plain=False)
 
 
+def plainly(work: Runner) -> Runner:
+    """The same work without native code."""
+
+    def run() -> float:
+        with loader.switched_off():
+            return work()
+
+    return run
+
+
 def encoding(setting: Setting, text: str, tokenizer: BPE, *, plain: bool = True) -> list[Row]:
     """The rows on encoding with one vocabulary. plain: also against plain Python."""
     megabytes = len(text.encode()) / 1e6
@@ -111,7 +123,32 @@ def encoding(setting: Setting, text: str, tokenizer: BPE, *, plain: bool = True)
         peer = plain_bpe.PlainEncoder(characters, [(names[a], names[b]) for a, b in content])
         assert peer.encode(text) == expected, "plain Python gives other ids"
         goal = at_least(50)
-        rows.append(compare(what, cold, "plain Python", timed(lambda: peer.encode(text)), setting, goal=goal))
+        rows.append(
+            compare(what, cold, "plain Python, chunk by chunk", timed(lambda: peer.encode(text)), setting, goal=goal)
+        )
+        sample = text[:SAMPLE]
+        assert peer.encode_as_learnt(sample) == peer.encode(sample), "plain Python gives other ids"
+        rows.append(
+            compare(
+                f"{SAMPLE:,} characters encoded, {len(content):,} merges",
+                timed(lambda: BPE(characters, content).encode(sample), 10),
+                "plain Python, merge after merge",
+                timed(lambda: peer.encode_as_learnt(sample)),
+                setting,
+                goal=goal,
+            )
+        )
+        with loader.switched_off():
+            assert fresh().tolist() == expected, "encoding without native code gives other ids"
+        rows.append(
+            compare(
+                f"{what}, without native code",
+                plainly(cold),
+                "plain Python, chunk by chunk",
+                timed(lambda: peer.encode(text)),
+                setting,
+            )
+        )
     rows.append(compare(what, cold, "tokenizers alone", timed(lambda: engine.encode(text)), setting))
     rows.append(rate(f"{what}, none of it met before", cold, megabytes, "MB/s", setting, goal=at_least(5)))
     rows.append(rate(f"{what}, all of it met before", warm, megabytes, "MB/s", setting))

@@ -52,6 +52,15 @@ class PlainEncoder:
         tokens = [*sorted(alphabet), *(a + b for a, b in merges)]
         self.ids = {token: number for number, token in enumerate(tokens)}
         self.ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self.merges = merges
+
+    def encode_as_learnt(self, text: str) -> list[int]:
+        """Merge after merge over the whole text, as a textbook says it; no merge reaches over the end of a chunk, since
+        every chunk but the first begins with whitespace and no second token of a merge does."""
+        tokens = list(text)
+        for pair in self.merges:
+            tokens = merged(tokens, pair)
+        return [self.ids[token] for token in tokens]
 
     def encode(self, text: str) -> list[int]:
         """Chunk by chunk: as long as there is a pair that was merged, merge the one that was learnt first."""

@@ -105,7 +105,8 @@ def test_plain_python_learns_and_encodes_as_ours_does() -> None:
     assert merges == plain_bpe.train(Counter(chunks).items(), 12)
     ours = BPE.train(TEXT, merges=12)
     assert [(ours.decode([a]), ours.decode([b])) for a, b in ours.merges] == merges
-    assert plain_bpe.PlainEncoder(set(TEXT), merges).encode(TEXT) == ours.encode(TEXT).tolist()
+    encoder = plain_bpe.PlainEncoder(set(TEXT), merges)
+    assert encoder.encode(TEXT) == encoder.encode_as_learnt(TEXT) == ours.encode(TEXT).tolist()
 
 
 def test_the_time_to_a_loss_is_that_of_the_first_look_that_reaches_it() -> None:

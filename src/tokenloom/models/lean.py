@@ -45,7 +45,7 @@ class FoldedMap:
     @classmethod
     def after(cls, norm: nn.Module | None, maps: Sequence[nn.Linear]) -> FoldedMap:
         """Maps side by side, with the scale and the shift of a norm before them folded in."""
-        W = torch.cat([m.weight for m in maps])
+        W = maps[0].weight.detach() if len(maps) == 1 else torch.cat([m.weight for m in maps])
         b = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
         scale, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
         if shift is not None:

@@ -40,12 +40,7 @@ class NativeStep:
     def __init__(self, parts: Folded, run: ctypes.CDLL) -> None:
         H, Hk, Dh = parts.heads
         first = parts.layers[0]
-        packed = []
-        for layer in parts.layers:
-            ones = parts.table.new_ones(H + Hk, Dh) if layer.head_scale is None else layer.head_scale
-            maps = map(_packed, (layer.qkv, layer.out, layer.into, layer.back))
-            packed += [ones.flatten(), *maps]
-        weights = torch.cat([*packed, _packed(parts.readout)])
+        weights = _packed(parts)
         cos, sin = (None, None) if parts.angles is None else (table.contiguous() for table in parts.angles)
         self._tensors = (parts.table.contiguous(), parts.added, cos, sin, weights)
         self._vocab, D = parts.table.shape
@@ -81,10 +76,29 @@ class NativeStep:
         return logits[:, : self._vocab]
 
 
-def _packed(map: FoldedMap) -> Tensor:
-    """A map as decode.cpp reads it: panels of 16 columns, each (in, 16), then the bias; the rest are zeros."""
-    wide = F.pad(map.W, (0, -map.W.shape[1] % PANEL))
-    bias = wide.new_zeros(wide.shape[1])
-    if map.b is not None:
-        bias[: len(map.b)] = map.b
-    return torch.cat((wide.view(len(wide), -1, PANEL).transpose(0, 1).flatten(), bias))
+def _packed(parts: Folded) -> Tensor:
+    """All weights as decode.cpp reads them, one after the other: of each layer the scales of its heads and four maps,
+    then the readout. A map is panels of 16 columns, each (in, 16), then the bias; zeros where there is no more."""
+    H, Hk, Dh = parts.heads
+    pieces: list[Tensor | FoldedMap] = []
+    for x in parts.layers:
+        ones = parts.table.new_ones(H + Hk, Dh) if x.head_scale is None else x.head_scale
+        pieces += [ones, x.qkv, x.out, x.into, x.back]
+    pieces.append(parts.readout)
+    weights = parts.table.new_zeros(sum(map(_room, pieces)))
+    for piece, slot in zip(pieces, torch.split(weights, [_room(piece) for piece in pieces]), strict=True):
+        if isinstance(piece, Tensor):
+            slot.copy_(piece.flatten())
+            continue
+        wide = F.pad(piece.W, (0, -piece.W.shape[1] % PANEL))
+        slot[: wide.numel()].view(-1, len(wide), PANEL).copy_(wide.view(len(wide), -1, PANEL).transpose(0, 1))
+        if piece.b is not None:
+            slot[wide.numel() :][: len(piece.b)] = piece.b
+    return weights
+
+
+def _room(piece: Tensor | FoldedMap) -> int:
+    """How many numbers a piece takes."""
+    if isinstance(piece, Tensor):
+        return piece.numel()
+    return (piece.W.shape[0] + 1) * -(-piece.W.shape[1] // PANEL) * PANEL

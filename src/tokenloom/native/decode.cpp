@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
-constexpr int W = 8, PANEL = 16, NV = PANEL / W, ROWS = 6;
-typedef float vec __attribute__((vector_size(4 * W)));
-typedef int32_t ivec __attribute__((vector_size(4 * W)));
+#include "vectors.h"
+
+constexpr int PANEL = 16, NV = PANEL / W, ROWS = 6;
 
 struct Model {
     int32_t layers, D, H, Hk, Dh, hidden, vocab, capacity, centred, head_norm, activation;
@@ -15,27 +15,18 @@ struct Model {
     const float *table, *added, *cos, *sin, *weights;
 };
 
-static vec load(const float* p) { vec v; memcpy(&v, p, sizeof v); return v; }
-static void store(float* p, vec v) { memcpy(p, &v, sizeof v); }
 static int padded(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
-static float sum(vec v) { float s = 0; for (int k = 0; k < W; ++k) s += v[k]; return s; }
 
-// e^x to 2e-7, for x cut to -87 … 88: x = n ln 2 + r, and a polynomial in r.
-static vec exponential(vec x) {
-    x = x < -87.f ? vec{} - 87.f : x > 88.f ? vec{} + 88.f : x;
-    vec t = x * 1.44269504f + 12582912.f, n = t - 12582912.f;  // 1.5 * 2^23: rounds, and leaves n in the low bits
-    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vec p = ((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f;
-    return (((p * r + 1.6666665459e-1f) * r + 5.0000001201e-1f) * r * r + r + 1.f) * (vec)(((ivec)t << 23) + 0x3f800000);
-}
+// x / (1 + e^-y).
+static vec gated(vec x, vec y) { return x / (1.f + exponential(y > -80.f ? -y : vec{} + 80.f)); }
 
 // The order of _ACTIVATIONS. The error function of GELU to 1.5e-7: Abramowitz & Stegun 7.1.26.
 static vec activate(vec x, int kind) {
     const vec relu = x > 0.f ? x : vec{}, a = (x < 0.f ? -x : x) * 0.70710678f, t = 1.f / (1.f + 0.3275911f * a);
     if (kind == 0) return relu;
     if (kind == 1) return relu * relu;
-    if (kind == 2) return x / (1.f + exponential(-x));
-    if (kind == 3) return x / (1.f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)));
+    if (kind == 2) return gated(x, x);
+    if (kind == 3) return gated(x, 1.59576912f * (x + 0.044715f * x * x * x));
     vec p = (((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f;
     vec rest = 0.5f * p * t * exponential(-a * a);  // Φ(-|x|)
     return x * (x < 0.f ? rest : 1.f - rest);
@@ -70,7 +61,7 @@ static float dot(const float* a, const float* b, int n) {
     vec s{};
     int i = 0;
     for (; i + W <= n; i += W) s += load(a + i) * load(b + i);
-    float rest = sum(s);
+    float rest = sum_of(s);
     for (; i < n; ++i) rest += a[i] * b[i];
     return rest;
 }
@@ -108,7 +99,7 @@ static void attend(const float* q, const float* K, const float* V, int n, int Dh
         store(s + j, e);
         total += e;
     }
-    const float by = 1 / sum(total);
+    const float by = 1 / sum_of(total);
     int d = 0;
     for (; d + 4 * W <= Dh; d += 4 * W) weigh<4>(s, V + d, n, Dh, by, y + d);
     for (; d + W <= Dh; d += W) weigh<1>(s, V + d, n, Dh, by, y + d);
@@ -133,7 +124,7 @@ static void place_heads(const Model* m, float* x, int64_t n, const float* scales
 
 // ids, places (rows): each row's token and where it stands. cache (layers, 2, rows, Hk, capacity, Dh). logits: rows of
 // padded(vocab). Returns 1 for an id that there is not.
-extern "C" __attribute__((visibility("default"))) int decode(
+EXPORT int decode(
     const Model* m, int rows, const int64_t* ids, const int64_t* places, float* cache, float* logits) {
     const int D = m->D, Dh = m->Dh, H = m->H, Hk = m->Hk, heads = (H + 2 * Hk) * Dh, mixed = H * Dh;
     const int lx = padded(D), la = padded(heads > m->hidden ? heads : m->hidden);

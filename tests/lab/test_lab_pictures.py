@@ -43,7 +43,7 @@ def test_accuracy_against_pictures_and_attention_over_them(rows: dict[str, dict[
 def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
     accuracy, cost = (picture["lines"][0] for picture in rows["4.2"]["pictures"])
     assert accuracy["x"] == cost["x"] == [1, 4, 16, 64]
-    assert cost["y"][-1] > cost["y"][0] > 0
+    assert all(y > 0 for y in cost["y"])
     assert all(0 <= y <= 1 for y in accuracy["y"])
 
 

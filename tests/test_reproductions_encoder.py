@@ -16,8 +16,8 @@ ONE = {"threads": 1, "device": "cpu"}
 
 
 def test_punctuation_is_better_found_than_by_counting(shakespeare: TextData) -> None:
-    """In about ten minutes of one core: fewer nats a word than an n-gram tagger, and a higher F1 of each mark than it and
-    than the most frequent label of a word."""
+    """In about ten minutes of one core: fewer nats a word than an n-gram tagger, and a higher F1 of each mark than it
+    and than the most frequent label of a word."""
     sizes = {"size": "tiny", "context": 96}
     run = tokenloom.train("punctuation", batch=32, steps=3000, evaluate_every=1000, seed=1, **sizes, **ONE)
     assert isinstance(run, TokenClassification)

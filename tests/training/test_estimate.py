@@ -266,7 +266,7 @@ def test_measuring_changes_nothing() -> None:
 
 
 def test_the_median_step_is_measured_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only the steps move: the first, which warms up, counts neither for the step nor for the budget."""
+    """By a clock that only the steps move: the first, which warms up, counts for neither step nor budget."""
     now = 0.0
 
     class Slow(NextToken):

@@ -1,6 +1,8 @@
 """What every test may ask for: texts that are too large to commit, a cache of its own, one thread for torch."""
 
 import hashlib
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell's background job ignores Ctrl-C, and so would every command that a test starts, and wait for ever."""
+    ours = threading.current_thread() is threading.main_thread()
+    if ours and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -185,7 +185,7 @@ def test_ctrl_c_keeps_finished_rows_and_the_next_run_offers_to_go_on(tmp_path: P
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
-    assert "stopped; 1 rows are in runs/lab: the same command with --resume goes on" in error
+    assert "stopped; 1 finished row kept in runs/lab: the same command with --resume goes on" in error
     assert [row["id"] for row in Folder(tmp_path / "runs/lab").rows()] == ["first"]
     (tmp_path / "go").touch()
     with pytest.MonkeyPatch.context() as patch:

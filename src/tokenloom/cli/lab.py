@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenloom.cli.output import JSON, QUIET, duration, print_json, whole_number
+from tokenloom.data.names import counted
 from tokenloom.drawing.tables import plain_table
 from tokenloom.errors import UserError
 
@@ -73,7 +74,7 @@ def run(
                 show(row)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"stopped; {len(rows)} rows are in {out}: the same command with --resume goes on"
+            f"stopped; {counted(len(rows), 'finished row')} kept in {out}: the same command with --resume goes on"
         ) from None
     finally:
         view.close()

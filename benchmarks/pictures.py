@@ -18,9 +18,10 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.harness import Row, Setting, at_least, compare
 from benchmarks.side import apart
-from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
+from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.tasks.image_codes import ImageCodes, ImageCodesSettings
 from tokenloom.tasks.image_generation import ImageGeneration
+from tokenloom.tasks.images.settings import ImageClassificationSettings
 from tokenloom.tasks.painting.settings import ImageGenerationSettings
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer

@@ -12,10 +12,10 @@ from tokenloom.cli.main import main
 from tokenloom.data.pictures import read_pictures
 from tokenloom.drawing.overlay import draw_overlays
 from tokenloom.errors import UserError
-from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
+from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import rollout
-from tokenloom.tasks.images.settings import pair
+from tokenloom.tasks.images.settings import ImageClassificationSettings, pair
 from tokenloom.tasks.labels.vectors import block, support_vector_accuracy, values_of
 from tokenloom.training.batches import Moment
 

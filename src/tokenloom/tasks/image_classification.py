@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import look_at
 from tokenloom.tasks.images.reading import read, split
 from tokenloom.tasks.images.settings import (
+    ImageClassificationSettings,
     LookOptions,
-    PictureSettings,
     PredictOptions,
     check_reading,
     nearest_divisor,
@@ -44,34 +44,11 @@ from tokenloom.tokens.image import Patches
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Terms, cross_entropy_term
-from tokenloom.training.settings import option
 
-SMOOTHING = 0.05
 # About so many pictures are seen in all: few pictures many times, many pictures fewer times.
 SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS = 300_000, 10, 70, 200
 BATCH = 64
 _TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
-
-
-@dataclass(frozen=True)
-class ImageClassificationSettings(PictureSettings):
-    """The pictures, the model, and how they are changed in training; None = derived from the pictures."""
-
-    model: Literal["vit", "cnn"] = option("vit", "vit: a vision transformer; cnn: a small convolutional network")
-    patch: str | None = option(None, "pixels of a patch, 7 or HEIGHTxWIDTH")
-    width: int | None = option(None, "features of a patch inside the model; cnn: channels of the first block")
-    depth: int | None = option(None, "layers; cnn: blocks, each of which halves the sides")
-    heads: int | None = option(None, "attention heads a layer")
-    dropout: float | None = option(None, "share of activations dropped in training")
-    read: Literal["class", "mean"] | None = option(None, "what is read: a class token, or the mean of the patches")
-    positions: Literal["learned", "sinusoidal"] | None = option(None, "learned, or sinusoidal in two dimensions")
-    smoothing: float = option(SMOOTHING, "share of the target spread over all classes (label smoothing)")
-    shift: float = option(0.07, "training: shifted by up to so much of a side")
-    rotate: float = option(10.0, "training: turned by up to so many degrees")
-    scale: float = option(0.1, "training: larger or smaller by up to so much")
-    elastic: float = option(0.04, "training: bent by about so much of a side")
-    flip: float = option(0.0, "training: share of the pictures mirrored; 0.5 where left and right mean nothing")
-    colour: float = option(0.0, "training: brightness, contrast and colours changed by up to so much")
 
 
 class ImageClassification(OneLabel):

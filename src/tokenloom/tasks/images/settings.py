@@ -31,6 +31,27 @@ class PictureSettings:
 
 
 @dataclass(frozen=True)
+class ImageClassificationSettings(PictureSettings):
+    """The pictures, the model, and how they are changed in training; None = derived from the pictures."""
+
+    model: Literal["vit", "cnn"] = option("vit", "vit: a vision transformer; cnn: a small convolutional network")
+    patch: str | None = option(None, "pixels of a patch, 7 or HEIGHTxWIDTH")
+    width: int | None = option(None, "features of a patch inside the model; cnn: channels of the first block")
+    depth: int | None = option(None, "layers; cnn: blocks, each of which halves the sides")
+    heads: int | None = option(None, "attention heads a layer")
+    dropout: float | None = option(None, "share of activations dropped in training")
+    read: Literal["class", "mean"] | None = option(None, "what is read: a class token, or the mean of the patches")
+    positions: Literal["learned", "sinusoidal"] | None = option(None, "learned, or sinusoidal in two dimensions")
+    smoothing: float = option(0.05, "share of the target spread over all classes (label smoothing)")
+    shift: float = option(0.07, "training: shifted by up to so much of a side")
+    rotate: float = option(10.0, "training: turned by up to so many degrees")
+    scale: float = option(0.1, "training: larger or smaller by up to so much")
+    elastic: float = option(0.04, "training: bent by about so much of a side")
+    flip: float = option(0.0, "training: share of the pictures mirrored; 0.5 where left and right mean nothing")
+    colour: float = option(0.0, "training: brightness, contrast and colours changed by up to so much")
+
+
+@dataclass(frozen=True)
 class PredictOptions:
     """Which pictures are to be labelled."""
 

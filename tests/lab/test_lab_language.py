@@ -27,7 +27,12 @@ def found(row: dict[str, Any], start: str) -> str:
 
 
 def test_the_ladder(tinyshakespeare: str) -> None:
-    quick("3.5")
+    """What is drawn is what was measured, and each counted rung is below the one before."""
+    row = quick("3.5")
+    unigram, bigram, gpt, longer = row["pictures"][0]["lines"][0]["y"]
+    assert [f"{unigram:.4f}", f"{bigram:.4f}"] == [found(row, "unigram"), found(row, "bigram")]
+    assert unigram > bigram > longer
+    assert unigram > gpt > longer, "a few steps are better than none, and no match for counting"
 
 
 def test_a_person_writes_what_is_less_likely(tinyshakespeare: str) -> None:

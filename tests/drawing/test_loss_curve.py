@@ -125,7 +125,8 @@ def test_without_any_loss_the_picture_says_so(tmp_path, points):
 
 
 def test_a_single_point_is_seen_and_has_whole_steps_beside_it(tmp_path):
-    figure = draw_loss_curve([{"step": 7, "loss": 4.2}], tmp_path / "a.png", title="")
+    figure = draw_loss_curve([{"step": 7, "loss": 4.2}], tmp_path / "a.png", title="", unit="nats a picture")
+    assert figure.axes[0].get_ylabel() == "loss, nats a picture"
     (line,) = figure.axes[0].get_lines()
     assert line.get_marker() == "o"
     ticks = [text.get_text() for text in figure.axes[0].get_xticklabels()]

@@ -41,10 +41,20 @@ def test_accuracy_against_pictures_and_attention_over_them(rows: dict[str, dict[
 
 
 def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
-    accuracy, cost = (picture["lines"][0] for picture in rows["4.2"]["pictures"])
-    assert accuracy["x"] == cost["x"] == [1, 4, 16, 64]
+    (epochs, timed), (cost,) = (picture["lines"] for picture in rows["4.2"]["pictures"])
+    assert (epochs["name"], timed["name"]) == ("equal epochs", "equal time")
+    assert epochs["x"] == timed["x"] == cost["x"] == [1, 4, 16, 64]
     assert all(y > 0 for y in cost["y"])
-    assert all(0 <= y <= 1 for y in accuracy["y"])
+    assert all(0 <= y <= 1 for y in (*epochs["y"], *timed["y"]))
+    # The size of which the others get the time is trained once.
+    assert epochs["y"][2] == timed["y"][2]
+    steps = {}
+    for one in rows["4.2"]["measures"]:
+        name, _, what = one["name"].partition(", ")
+        if what.endswith("tokens, steps, seconds, accuracy"):
+            steps.setdefault(name, []).append(int(one["measured"].split(", ")[1].replace(",", "")))
+    assert steps["equal epochs"] == [30] * 4
+    assert steps["equal time"][0] > 30 > steps["equal time"][3] > 0, "what is cheaper gets more steps"
 
 
 def test_samples_and_completions_keep_what_is_given(rows: dict[str, dict[str, Any]]) -> None:

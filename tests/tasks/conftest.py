@@ -27,6 +27,6 @@ def sums(tmp_path: Path) -> str:
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing the machine and drawing the curve take longer than these trainings: only tests about them do it."""
     if "curve" not in request.node.name:
-        monkeypatch.setattr(fitting, "draw_curve", lambda folder, baseline: None)
+        monkeypatch.setattr(fitting, "draw_curve", lambda folder, unit, baseline: None)
     if "minutes" not in request.node.name:
         monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: 0.01)

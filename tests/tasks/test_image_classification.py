@@ -10,6 +10,7 @@ import torch
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.data.pictures import read_pictures
+from tokenloom.drawing import curves
 from tokenloom.drawing.overlay import draw_overlays
 from tokenloom.errors import UserError
 from tokenloom.tasks.image_classification import ImageClassification
@@ -198,6 +199,35 @@ def test_the_plan_is_in_pictures(run: tuple[Path, Path], capsys: pytest.CaptureF
     told = capsys.readouterr().err
     assert "pictures/s measured" in told
     assert "3 steps of 8 pictures" in told
+
+
+@pytest.mark.parametrize(("model", "sequence"), [("vit", 16), ("cnn", 64)])
+def test_info_reckons_with_what_the_plan_does(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, sequence: int
+) -> None:
+    words = ["train", str(run[1]), "--task", "image-classification", "--model", model, "--threads", "1", "--quiet"]
+    assert main([*words, "--steps", "1", "--width", "16", "--depth", "1", "--out", str(tmp_path / "r"), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["flops_per_token"]
+    assert tokenloom.load(tmp_path / "r").sequence == sequence
+    assert main(["info", str(tmp_path / "r"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["flops_per_token"] == planned
+
+
+@pytest.mark.parametrize("words", [["--optimizer", "muon"], ["--checkpointing"]])
+def test_settings_of_transformers_are_refused_for_others(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    command = ["train", str(run[1]), "--task", "image-classification", "--model", "cnn", "--out", str(tmp_path / "r")]
+    assert main([*command, *words]) == 2
+    assert f"{' '.join(words)} has no effect" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_curve_is_in_nats_a_picture(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(curves, "draw_loss_curve", lambda *args, unit, **options: drawn.append(unit))
+    tokenloom.train(run[1], out=run[0].with_name("other"), steps=1, **TINY)
+    assert drawn == ["nats a picture"]
 
 
 def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: Path) -> None:

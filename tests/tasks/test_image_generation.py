@@ -8,6 +8,7 @@ import pytest
 
 import tokenloom
 from tokenloom.cli.main import main
+from tokenloom.data import waiting
 from tokenloom.data.picture_files import PictureForm
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
@@ -15,6 +16,7 @@ from tokenloom.tasks import image_generation
 from tokenloom.tasks.frame.fitting import begin
 from tokenloom.tasks.image_codes import ImageCodes
 from tokenloom.tasks.image_generation import ImageGeneration
+from tokenloom.tasks.painting import cells
 from tokenloom.tasks.painting.completing import UpperHalf, nearest_row, upper_half
 from tokenloom.tokens.palette import Palette
 from tokenloom.training.batches import Moment
@@ -81,6 +83,22 @@ def test_a_stage_comes_first_and_a_run_in_its_place_makes_none(runs: Path, tmp_p
     dry = list(begin(data, task="image-generation", codes=6, dry_run=True, out=tmp_path / "dry", **TINY))
     assert sum(isinstance(event, Planned) for event in dry) == 2
     assert not list(tmp_path.glob("dry*"))
+
+
+def test_encoding_says_how_far_it_is(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pictures that are encoded by codes that are there already; quietly where that is asked for."""
+    monkeypatch.setattr(waiting, "PATIENCE", 0.0)
+    monkeypatch.setattr(cells, "TOGETHER", 10)
+    words = ["train", str(runs / "bars"), "--task", "image-generation", "--tokens", str(runs / "codes-codes")]
+    words += ["--copies", "2", "--threads", "1", "--steps", "1", "--width", "16", "--depth", "1", "--heads", "2"]
+    assert main([*words, "--dry-run"]) == 0
+    assert "so far:     10 of 40 pictures encoded" in capsys.readouterr().err
+    assert main([*words, "--out", str(tmp_path / "r"), "--quiet"]) == 0
+    assert "so far" not in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "r"), "--data", str(runs / "bars")]) == 0
+    assert "so far: 10 of 24 pictures encoded" in capsys.readouterr().err
 
 
 def test_stopping_in_a_stage_stops_it_all(runs: Path, tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.gpt import GPT, STYLES
+from tokenloom.models.image_codes import ImageCodes, ImageCodesConfig
 from tokenloom.models.image_decoder import ImageDecoder, ImageDecoderConfig
 from tokenloom.models.vision import VisionConfig, VisionTransformer
 from tokenloom.nn import attention
@@ -86,6 +88,29 @@ def test_an_encoder_sees_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     with counter:
         model(Batch({"image": Stream(features=torch.randn(3, TOKENS, 4))})).sum().backward()
     assert counter.get_total_flops() == pytest.approx(formula * 3 * TOKENS, rel=0.01)
+
+
+@pytest.mark.parametrize("sides", [(12, 8), (9, 7)])
+def test_convolutions_are_counted_at_their_places(sides: tuple[int, int]) -> None:
+    """Forward a third of the whole, exactly what torch counts, where sides are no powers of two as well."""
+    H, W = sides
+    cnn = ConvolutionalNetwork(ConvolutionalConfig((3, H, W), 5, width=8, depth=2))
+    codes = ImageCodes(ImageCodesConfig(H, W, 3, factor=4, codes=6, features=16, depth=4))
+    for model, name in ((cnn, "image"), (codes, "picture")):
+        counter = FlopCounterMode(display=False)
+        with torch.no_grad(), counter:
+            model(Batch({name: Stream(features=torch.rand(2, H * W, 3))}))
+        found = counter.get_total_flops()
+        if model is codes:
+            rows, columns = codes.config.grid
+            found -= 2 * 2 * 4 * 6 * rows * columns  # The nearest of 6 vectors of 4 features: no learnt map.
+        assert 2 * H * W * flops_per_token(model, H * W) / 3 == pytest.approx(found, rel=1e-4)
+
+
+def test_a_convolution_by_hand() -> None:
+    """3 × 3 × 2 × 8 numbers at each of 16 pixels, 3 × 3 × 8 × 16 at 4, and 16 numbers to 5 classes; 6 times."""
+    model = ConvolutionalNetwork(ConvolutionalConfig((2, 4, 4), 5, width=8, depth=2))
+    assert flops_per_token(model, 16) == 6 * (144 * 16 + 1152 * 4 + 80) / 16
 
 
 def test_of_an_encoder_decoder_the_decoders_own_attention_alone_is_halved() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.cli.output import duration, print_json, quantity
+from tokenloom.data.waiting import telling
 from tokenloom.errors import UserError
 
 
@@ -61,7 +62,7 @@ def compare_models(
     if not names:
         raise UserError("--models: name at least one model, such as gpt,lstm,ngram")
     for model, fitting in ladder.trainings(data, names, place, settings, training, overwrite):
-        with Display(quiet=quiet) as display:
+        with Display(quiet=quiet) as display, telling(display.so_far):
             display.line(field("compare", f"{model}, {len(rungs) + 1} of {len(names)}"))
             rungs.append(ladder.climb(model, fitting, window, display.show))
     result = ladder.write(place, data, rungs)

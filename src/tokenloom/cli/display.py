@@ -153,6 +153,10 @@ class Display:
             # Whoever read our reports has gone; the training is worth more than they are.
             self.quiet = True
 
+    def so_far(self, text: str) -> None:
+        """How far long work is that is no training."""
+        self.line(field("so far", text))
+
     def note(self, text: str) -> None:
         """A line of what else there is to say, once."""
         if text not in self._told:

@@ -52,7 +52,7 @@ def _run_info(run: str) -> dict[str, Any]:
     if not task.counted:
         sizes = {
             "parameters": count_parameters(task.model),
-            "flops_per_token": flops_per_token(task.model, int(config["model"].get("context", 1))),
+            "flops_per_token": flops_per_token(task.model, task.sequence),
         }
     return {
         "run": run,
@@ -85,7 +85,7 @@ def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
         "summary": cls.summary,
         "parameters": count_parameters(model),
         "weight_bytes": total_bytes(model.parameters()),
-        "flops_per_token": flops_per_token(model, int(task.model_config.get("context", 1))),
+        "flops_per_token": flops_per_token(model, task.sequence),
         "model": task.model_config,
     }
 

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from tokenloom.cli.display import Display, field
 from tokenloom.cli.output import leads, print_json
+from tokenloom.data.waiting import telling
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def train_run(data: str | None, given: dict[str, Any]) -> int:
     if not _is_unicode(str(settings["out"])):
         raise UserError(f"--out {settings['out']}: the name of a run must be valid UTF-8; give another")
     board = Board() if tensorboard else None
-    with interruptible() as interrupts, Display(quiet=quiet) as display:
+    with interruptible() as interrupts, Display(quiet=quiet) as display, telling(display.so_far):
         fitting = begin(data, stop=interrupts, **settings)
         events: list[Event] = []
         try:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from tokenloom.cli.output import print_json
+from tokenloom.data.waiting import telling
 
 
 def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json: bool, quiet: bool) -> None:
@@ -18,12 +19,14 @@ def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json:
     task = load(run, device=device)
     options: Any = build(task.uses[verb], given)
     began = time.perf_counter()
+    say = _nothing if quiet else _so_far
 
     def show(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    result = task.use(verb, options, (lambda piece: None) if as_json else show)
+    with telling(say):
+        result = task.use(verb, options, _nothing if as_json else show)
     if not quiet:
         for note in result.get("notes", []):
             print(f"note: {note}", file=sys.stderr)
@@ -41,12 +44,21 @@ def evaluate_run(run: str, data: str | None, given: dict[str, Any], *, batch: in
     one_thread()
     task = load(run, device=device)
     began = time.perf_counter()
-    metrics = task.evaluate(data, batch=batch, **given)
+    with telling(_so_far):
+        metrics = task.evaluate(data, batch=batch, **given)
     seconds = time.perf_counter() - began
     if as_json:
         print_json({**metrics, "data": task.source if data is None else data, "run": run, "seconds": seconds})
         return
     print("\n".join(task.metric_lines(metrics)))
+
+
+def _so_far(text: str) -> None:
+    print(f"so far: {text}", file=sys.stderr)
+
+
+def _nothing(text: str) -> None:
+    pass
 
 
 def one_thread() -> None:

@@ -18,6 +18,7 @@ from tokenloom.data.picture_files import Header, PictureForm, Pixels, decode, he
 from tokenloom.data.samples import fingerprint_of
 from tokenloom.data.text import reason_of
 from tokenloom.data.unicode import Unreadable
+from tokenloom.data.waiting import watched
 from tokenloom.errors import UserError
 from tokenloom.native.cache import cache_folder
 
@@ -59,7 +60,7 @@ def decode_all(files: Files, form: PictureForm) -> Decoded:
 def _decode(files: Files, form: PictureForm) -> Decoded:
     broken: list[tuple[str, str]] = []
     headers: dict[str, Header] = {}
-    for id, path in files:
+    for id, path in watched(files, "pictures looked at", len(files)):
         try:
             headers[id] = header(_bytes(path), form)
         except Unreadable as error:
@@ -69,7 +70,7 @@ def _decode(files: Files, form: PictureForm) -> Decoded:
     check_memory(len(headers), settled)
     pixels = np.empty((len(headers), *settled.shape), dtype=np.uint8)
     n = 0
-    for id, path in files:
+    for id, path in watched(files, "pictures decoded", len(files)):
         if id in headers:
             try:
                 pixels[n] = decode(_bytes(path), settled)

@@ -30,18 +30,18 @@ def draw_loss_curve(
     path: str | Path,
     *,
     title: str,
+    unit: str = "nats a token",
     baseline: tuple[str, float] | None = None,
     dark: bool = False,
     log_y: bool = False,
 ) -> Figure:
     """Draw the losses of a run over its steps, write the PNG and return the figure.
 
-    points: one mapping a moment, with "step" and one or both of "loss" (training) and "validation", in nats a
-    token; other keys are ignored, and so are losses that are absent, None or not finite. The training loss is a
-    light line with its smoothed course (`smoothed`) over it; validation is a line with markers. baseline: what
-    the run has to beat, (name, nats a token), a dashed line. Of a long run the first steep steps may lie above the
-    picture. Raises UserError without matplotlib and for a path
-    that cannot be written.
+    points: one mapping a moment, with "step" and one or both of "loss" (training) and "validation", in `unit`;
+    other keys are ignored, and so are losses that are absent, None or not finite. The training loss is a light line
+    with its smoothed course (`smoothed`) over it; validation is a line with markers. baseline: what the run has to
+    beat, (name, value in that unit), a dashed line. Of a long run the first steep steps may lie above the picture.
+    Raises UserError without matplotlib and for a path that cannot be written.
     """
     points = list(points)
     if baseline is not None and not math.isfinite(baseline[1]):
@@ -52,7 +52,7 @@ def draw_loss_curve(
     axes = figure.add_subplot()
     axes.set_title(textwrap.fill(title, 76), loc="left", pad=12, fontsize=13)
     axes.set_xlabel("training step")
-    axes.set_ylabel("loss, nats a token")
+    axes.set_ylabel(f"loss, {unit}")
     if baseline is not None:
         _draw_baseline(axes, *baseline, look)
     _draw_training(axes, training, look)

@@ -178,57 +178,99 @@ def rounded(values: NDArray[Any]) -> list[Any]:
 @experiment(
     "4.2",
     "Patches against pixels",
-    asked="What do smaller patches cost, and what do they bring?",
+    asked="What do smaller patches cost, and what do they bring, in equal epochs and in equal time?",
     protocol="mnist-5k at 12 × 12 pixels, patches of 12, 6, 3, 2 and 1 pixels a side; D = 48, L = 2, H = 4, the mean "
-    "of all tokens is read; 400 steps of 32 pictures each. Processor seconds of one step, the median, on one thread.",
+    "of all tokens is read; 32 pictures a step, pictures left as they are. Equal epochs: 400 steps each. Equal time: "
+    "each as many steps as fit into the processor seconds that 400 steps of patches of 3 took, by the median step of "
+    "the first part. One thread. (How many steps fit differs from machine to machine, and the accuracy with it.)",
     explanation="A patch of p pixels a side makes (12/p)² tokens. One token alone is a plain network on all pixels; "
     "four tokens, a quarter each, learn more in the same steps. Smaller patches cost more and, in so short a "
-    "training, bring less: a pixel says nothing alone, and which of them belong together must first be learnt.",
+    "training, bring less: a pixel says nothing alone, and which of them belong together must first be learnt. In "
+    "equal time it shows twice: what costs more also gets fewer steps.",
     needs=FULL,
     beside=("sklearn", "digits"),
     quick_needs=QUICK,
     quick=True,
-    seconds=110.0,
+    seconds=150.0,
 )
 def patches(bench: Bench) -> Outcome:
     """4.2."""
     side, steps, data = (8, 30, QUICK) if bench.quick else (12, 400, FULL)
     sides = (8, 4, 2, 1) if bench.quick else (12, 6, 3, 2, 1)
-    body = {"read": "mean", "width": 48, "depth": 2, "heads": 4, "batch": 32, "steps": steps}
-    tokens, accuracy, cost = [], [], []
-    for patch in sides:
-        found = reader(bench, data, resolution=str(side), patch=str(patch), **body, **UNCHANGED)
-        tokens.append(found.task.patches.count)
-        accuracy.append(found.accuracy)
-        cost.append(1000 * found.step)
-    measures = [
-        shown(f"{patch} × {patch} pixels: tokens, accuracy, cost of a step", f"{n}, {right:.1%}, {ms:.1f} ms")
-        for patch, n, right, ms in zip(sides, tokens, accuracy, cost, strict=True)
-    ]
-    wanted = ", ".join(str((side // patch) ** 2) for patch in sides)
-    measures += [
-        exact("tokens", wanted, ", ".join(map(str, tokens))),
-    ]
+
+    def trained(patch: int, steps: int) -> Reader:
+        body = {"resolution": str(side), "patch": str(patch), "read": "mean", "width": 48, "depth": 2, "heads": 4}
+        return reader(bench, data, **body, batch=32, steps=steps, warmup=steps // 25, **UNCHANGED)
+
+    epochs = [trained(patch, steps) for patch in sides]
+    middle = epochs[sides.index(2 if bench.quick else 3)]
+    fitting = [max(1, round(steps * middle.step / one.step)) for one in epochs]
+    timed = [one if one is middle else trained(*asked) for one, *asked in zip(epochs, sides, fitting, strict=True)]
+    return _by_patch(bench, sides, ByPatch([steps] * len(sides), epochs), ByPatch(fitting, timed))
+
+
+@dataclass(frozen=True)
+class ByPatch:
+    """4.2's trainings, one for each size of patch: how many steps each took, and what came of it."""
+
+    steps: Sequence[int]
+    found: Sequence[Reader]
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Of the pictures held out."""
+        return [one.accuracy for one in self.found]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Processor seconds: the median step × steps."""
+        return [one.step * steps for one, steps in zip(self.found, self.steps, strict=True)]
+
+    def table(self, name: str, sides: Sequence[int]) -> list[Measure]:
+        """A row for each size of patch."""
+        rows = zip(sides, self.found, self.steps, self.accuracy, self.seconds, strict=True)
+        return [
+            shown(
+                f"{name}, {patch} × {patch} pixels: tokens, steps, seconds, accuracy",
+                f"{one.task.patches.count}, {steps:,}, {seconds:.1f} s, {right:.1%}",
+            )
+            for patch, one, steps, right, seconds in rows
+        ]
+
+
+def _by_patch(bench: Bench, sides: Sequence[int], epochs: ByPatch, timed: ByPatch) -> Outcome:
+    """Both tables, what must hold, and the curves."""
+    tokens = [one.task.patches.count for one in epochs.found]
+    cost = [1000 * one.step for one in epochs.found]
+    accuracy = epochs.accuracy
+    measures = [*epochs.table("equal epochs", sides), *timed.table("equal time", sides)]
+    wanted = ", ".join(str((sides[0] // patch) ** 2) for patch in sides)
+    measures.append(exact("tokens", wanted, ", ".join(map(str, tokens))))
     dear = {"cost at one pixel ÷ cost at two": cost[-1] / cost[-2], "÷ cost of one token": cost[-1] / cost[0]}
+    apart = max(timed.seconds) / min(timed.seconds)
     if bench.quick:
         # So few steps of so little work are no measurement of time.
         measures += [shown(name, f"{ratio:.1f} ×") for name, ratio in dear.items()]
+        measures.append(shown("equal time: longest ÷ shortest", f"{apart:.2f} ×"))
         measures.append(at_least("best accuracy (coarse)", 0.4, max(accuracy), OWN))
     else:
         names = list(dear)
         measures += [
             between(names[0], 2.0, 12.0, dear[names[0]], "four times the tokens"),
             at_least(names[1], 3.0, dear[names[1]], OWN),
+            between("equal time: longest ÷ shortest", 1.0, 1.25, apart, "equal"),
             at_least("patches of 2, accuracy", 0.8, accuracy[sides.index(2)], OWN),
             at_least("best of several tokens − one token", 0.005, max(accuracy[1:]) - accuracy[0], OWN),
+            at_least("one pixel, accuracy: equal epochs − equal time", 0.05, accuracy[-1] - timed.accuracy[-1], OWN),
         ]
     panels = [
         Picture(
             "Accuracy by tokens",
-            f"Best with {tokens[int(np.argmax(accuracy))]} tokens.",
+            f"Best with {tokens[int(np.argmax(accuracy))]} tokens in equal epochs, "
+            f"with {tokens[int(np.argmax(timed.accuracy))]} in equal time.",
             "tokens a picture",
             "accuracy",
-            [Line("accuracy", tokens, accuracy)],
+            [Line("equal epochs", tokens, accuracy), Line("equal time", tokens, timed.accuracy)],
             log_x=True,
         ),
         Picture(

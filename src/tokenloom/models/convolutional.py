@@ -68,6 +68,15 @@ class ConvolutionalNetwork(nn.Module):
         ]
         initialise(self, table, torch.Generator().manual_seed(seed))
 
+    @property
+    def places(self) -> dict[str, int]:
+        """At how many places of a picture each map is applied, by its name; the readout once."""
+        _, H, W = self.config.shape
+        found = {
+            f"blocks.{block}.convolution": -(-H // 2**block) * -(-W // 2**block) for block in range(self.config.depth)
+        }
+        return {**found, "readout": 1}
+
     def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
         """Logits (B, outputs)."""
         pixels = batch["image"].tokens.to(self.readout.weight.dtype)

@@ -89,6 +89,21 @@ class ImageCodes(nn.Module):
             self.decoder = nn.Sequential(nn.Conv2d(c.depth, W, 3, padding=1), Residual(W), *up)
         self.codebook = Codebook(c.codes, c.depth)
 
+    @property
+    def places(self) -> dict[str, int]:
+        """At how many places of a picture each kernel is applied, by the convolution's name."""
+        cells = self.config.grid[0] * self.config.grid[1]
+        found, here = {}, cells * self.config.factor**2
+        for name, part in self.encoder.named_modules(prefix="encoder"):
+            if isinstance(part, nn.Conv2d):
+                here //= part.stride[0] * part.stride[1]
+                found[name] = here
+        for name, part in self.decoder.named_modules(prefix="decoder"):
+            if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
+                found[name] = here
+                here *= part.stride[0] * part.stride[1]
+        return found
+
     def forward(self, batch: Batch, taps: Taps | None = None) -> Coded:
         """Only pictures that have a target that counts teach the codebook, and all do where there are no targets."""
         X = batch["picture"].tokens

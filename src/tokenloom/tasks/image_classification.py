@@ -63,6 +63,7 @@ class ImageClassification(OneLabel):
     }
     uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "look": LookOptions}
     things: ClassVar[str] = "pictures"
+    unit: str = "nats a picture"
     head: ClassVar[str] = "readout."
 
     def __init__(self, settings: ImageClassificationSettings | None = None) -> None:
@@ -254,6 +255,13 @@ class ImageClassification(OneLabel):
         names = ("width", "depth") if self.settings.model == "cnn" else ("width", "depth", "heads", "read", "positions")
         tokens = {} if self.settings.model == "cnn" else {"tokens": self.patches.count}
         return {**tokens, **{name: c[name] for name in names}, "classes": len(self.classes)}
+
+    @property
+    def sequence(self) -> int:
+        """Patches of a picture; a convolutional network reads pixels."""
+        c = self.model_config
+        rows, columns = c["shape"][1:] if self.settings.model == "cnn" else c["grid"]
+        return int(rows * columns)
 
     def build(self, seed: int) -> nn.Module:
         c = self.model_config

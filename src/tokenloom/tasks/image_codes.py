@@ -81,6 +81,7 @@ class ImageCodes(Task):
     }
     uses: ClassVar[Mapping[str, type]] = {"reconstruct": ReconstructOptions}
     things: ClassVar[str] = "values"
+    unit: str = "squared error and commitment"
 
     def __init__(self, settings: ImageCodesSettings | None = None) -> None:
         super().__init__(settings)
@@ -127,6 +128,11 @@ class ImageCodes(Task):
 
     def derived(self) -> dict[str, Any]:
         return {"grid": "{} × {}".format(*self.grid), **{k: self.model_config[k] for k in ("factor", "codes", "depth")}}
+
+    @property
+    def sequence(self) -> int:
+        """Pixels."""
+        return int(self.model_config["height"] * self.model_config["width"])
 
     def build(self, seed: int) -> Autoencoder:
         model = Autoencoder(ImageCodesConfig(**self.model_config), seed)

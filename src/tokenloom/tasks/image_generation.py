@@ -62,6 +62,7 @@ class ImageGeneration(Task):
     uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions}
     decoded: ClassVar[str] = "cells"
     things: ClassVar[str] = "cells"
+    unit: str = "nats a cell"
 
     def __init__(self, settings: ImageGenerationSettings | None = None) -> None:
         super().__init__(settings)
@@ -167,6 +168,11 @@ class ImageGeneration(Task):
     def derived(self) -> dict[str, Any]:
         c = self.config
         return {"grid": f"{c.rows} × {c.columns}", "cells": c.vocab, "classes": c.classes}
+
+    @property
+    def sequence(self) -> int:
+        """Cells of a picture."""
+        return self.config.cells
 
     def build(self, seed: int) -> ImageDecoder:
         return ImageDecoder(self.config, seed)

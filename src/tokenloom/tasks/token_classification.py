@@ -95,6 +95,7 @@ class TokenClassification(EncodesText):
     Settings = TokenClassificationSettings
     models: ClassVar[Mapping[str, str]] = {"encoder": "bidirectional transformer, read at the first piece of each word"}
     uses: ClassVar[Mapping[str, type]] = {"predict": TagOptions}
+    unit: str = "nats a word"
 
     def __init__(self, settings: TokenClassificationSettings | None = None) -> None:
         super().__init__(settings)

@@ -250,6 +250,11 @@ class Translation(Translates):
 
     # Model, loss and metrics.
 
+    @property
+    def sequence(self) -> int:
+        """Tokens of the longer side, at most."""
+        return int(max(self.model_config["source_limit"], self.model_config["target_limit"]))
+
     def build(self, seed: int) -> nn.Module:
         sizes = {name: value for name, value in self.model_config.items() if name != "model"}
         if self.model_config["model"] == "transformer":

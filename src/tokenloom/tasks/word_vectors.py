@@ -93,6 +93,7 @@ class WordVectorTask(Task):
         self._vocabulary: Vocabulary | None = None
         self._draws: Draws | None = None
         s: WordVectorSettings = self.settings
+        self.unit = "nats a pair" if s.model == "skip-gram" else "nats a word"
         for name in ("width", "window", "negatives", "min_count"):
             if getattr(s, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(s, name)}: must be at least 1")
@@ -253,8 +254,7 @@ class WordVectorTask(Task):
         asked = np.bincount(held[held >= 0], minlength=len(seen)) * draws.keep
         logits = np.log(seen / seen.sum() / (K * draws.negative))
         nats = np.logaddexp(0, -logits) @ (asked / asked.sum()) + K * (np.logaddexp(0, logits) @ draws.negative)
-        what = "a pair" if self.settings.model == "skip-gram" else "a word"
-        return Baseline("word frequencies alone", float(nats), f"nats {what}")
+        return Baseline("word frequencies alone", float(nats), self.unit)
 
     # Use.
 

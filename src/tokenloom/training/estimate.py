@@ -6,7 +6,7 @@ import copy
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,6 +27,9 @@ from tokenloom.training.machine import cores, keep_freed_memory, precision_conte
 from tokenloom.training.optimizers import hidden_matrices
 from tokenloom.training.settings import TrainingSettings
 
+# Products of a weight with what comes in.
+MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+
 
 def flops_per_token(model: nn.Module, tokens: int) -> int:
     """Floating-point operations to train one token: 6 × (numbers in linear maps) + 12 × L × D × tokens.
@@ -36,8 +39,16 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
     model names such attention in `causal`, by patterns (`decoder.*.attention`); an encoder has none. After Kaplan et
     al. 2020, section 2.1. tokens: the length of a sequence. Products alone are counted, not norms, activations and the
     optimiser.
+
+    A map is applied to each token, unless the model's `places` says, by the map's name, to how many places of a whole
+    sample it is, which are then shared out over the tokens. A convolution makes 2 × (outputs) × (kernel area) ×
+    (channels in) operations forward: 2 a number at each place where its kernel lies; a transposed one at each place
+    that it reads.
     """
-    linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
+    places: Mapping[str, int] = getattr(model, "places", {})
+    maps = [(name, part) for name, part in model.named_modules() if isinstance(part, MAPS)]
+    linear = sum(part.weight.numel() for name, part in maps if name not in places)
+    shared = sum(part.weight.numel() * places[name] for name, part in maps if name in places)
     cells = [part for part in model.modules() if isinstance(part, nn.RNNBase)]
     linear += sum(p.numel() for cell in cells for name, p in cell.named_parameters() if name.startswith("weight"))
     causal: Sequence[str] = getattr(model, "causal", ())
@@ -46,7 +57,7 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
         if isinstance(part, MultiHeadAttention):
             halved = any(fnmatchcase(name, pattern) for pattern in causal)
             pairs += (6 if halved else 12) * part.heads * part.head_width
-    return 6 * linear + pairs * tokens
+    return 6 * linear + round(6 * shared / tokens) + pairs * tokens
 
 
 @dataclass(frozen=True)

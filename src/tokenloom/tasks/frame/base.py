@@ -86,7 +86,8 @@ class Task(ABC):
     `tokenloom.training.settings.option`), `models` (a line on each model that it can train), and `uses`: for each
     verb (`generate`, `predict`, …) the dataclass of its options; `measuring` is that of further options of `evaluate`,
     where it has some. For the equality kit it sets `paths`: for each path,
-    "" when it has it, else the reason why not; and `decoded`, the stream that generation grows. It fills in the
+    "" when it has it, else the reason why not; and `decoded`, the stream that generation grows. `unit` is that in which
+    its loss is drawn. It fills in the
     abstract methods; the rest has defaults.
 
     After training or loading, `model` is the trained model and `source` the data it came from. A task that learns a
@@ -102,6 +103,7 @@ class Task(ABC):
     needs_data: ClassVar[bool] = True
     fallback: ClassVar[bool] = False
     things: ClassVar[str] = "tokens"
+    unit: str = "nats a token"
 
     def __init__(self, settings: Any = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings
@@ -262,6 +264,11 @@ class Task(ABC):
         verb: a key of `uses`. options: an instance of its dataclass.
         """
         raise UserError(f"{with_article(self.name)} run cannot {verb}")
+
+    @property
+    def sequence(self) -> int:
+        """How many tokens the model sees at a time, as its sizes say: what attention costs depends on it."""
+        return int(self.model_config.get("context", 1))
 
     # What all tasks share.
 

@@ -14,6 +14,7 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.frame.base import Material, Task
 from tokenloom.tasks.frame.counting import count, measure, refuse_idle
 from tokenloom.tasks.frame.flat import build, flatten, refuse_unknown
+from tokenloom.tasks.frame.idle import refuse_without_effect
 from tokenloom.tasks.frame.journal import Journal
 from tokenloom.tasks.frame.registry import find_task, guess_task
 from tokenloom.tasks.frame.runs import RunFolder, draw_curve, findable, task_of
@@ -101,7 +102,10 @@ class Fitting:
             yield counted
         else:
             self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
-            if (started := self._build()) is not None:
+            started = self._build()
+            if not self.resume:
+                refuse_without_effect(self.training, taken, self.task.model)
+            if started is not None:
                 yield started
             yield Planned(self._plan(material, taken))
         if self.dry_run:
@@ -241,7 +245,7 @@ class Fitting:
         assert self.folder is not None
         if event.best_step >= 0:
             load_weights(self.task.model, self.folder.weights)
-        draw_curve(self.folder, baseline)
+        draw_curve(self.folder, self.task.unit, baseline)
 
 
 def begin(

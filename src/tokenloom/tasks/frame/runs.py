@@ -199,14 +199,14 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def draw_curve(folder: RunFolder, baseline: Baseline | None) -> None:
-    """loss.png of a run, where matplotlib is installed."""
+def draw_curve(folder: RunFolder, unit: str, baseline: Baseline | None) -> None:
+    """loss.png of a run, in the unit of its loss, where matplotlib is installed."""
     from tokenloom.drawing.curves import draw_loss_curve
 
     rows = [{**row, "validation": row.get("validation_loss")} for row in folder.read_metrics()]
     to_beat = (baseline.name, baseline.value) if baseline is not None and baseline.metric == "loss" else None
     try:
-        draw_loss_curve(rows, folder.curve, title=folder.path.name, baseline=to_beat)
+        draw_loss_curve(rows, folder.curve, title=folder.path.name, unit=unit, baseline=to_beat)
     except UserError:
         return
 

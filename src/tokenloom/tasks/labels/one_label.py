@@ -41,6 +41,7 @@ class OneLabel(Task):
     labelled, in the plural."""
 
     things: ClassVar[str] = "texts"
+    unit: str = "nats a text"
     classes: list[str]
 
     def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:

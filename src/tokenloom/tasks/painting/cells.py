@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenloom.data.augment import Augmentation, Draws, augment
 from tokenloom.data.picture_files import Pixels
 from tokenloom.data.samples import Keys, fingerprint_of, generator_for
+from tokenloom.data.waiting import watched
 
 Ids = NDArray[np.int64]
 # How copies of a picture are changed.
@@ -48,13 +49,13 @@ class CellSamples:
     @cached_property
     def ids(self) -> NDArray[np.int32]:
         """(n, copies, cells); copy 0 is the picture itself."""
-        found = [self.encode(self.pixels)]
-        for copy in range(1, self.copies):
-            parts = range(0, len(self), TOGETHER)
-            found.append(
-                np.concatenate([self.encode(varied(self.pixels[at : at + TOGETHER], copy, at)) for at in parts])
-            )
-        return np.stack(found, 1).astype(np.int32)
+        pieces = [(copy, at) for copy in range(self.copies) for at in range(0, len(self), TOGETHER)]
+        found: list[list[Ids]] = [[] for _ in range(self.copies)]
+        size = min(TOGETHER, len(self))
+        for copy, at in watched(pieces, "pictures encoded", self.copies * len(self), size):
+            pixels = self.pixels[at : at + TOGETHER]
+            found[copy].append(self.encode(varied(pixels, copy, at) if copy else pixels))
+        return np.stack([np.concatenate(one) for one in found], 1).astype(np.int32)
 
     def take(self, keys: Keys) -> tuple[Ids, NDArray[np.int64]]:
         return self.ids[keys].astype(np.int64), self.labels[keys]

@@ -11,13 +11,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.native import kernels, loader, threads
-from tokenloom.native.kernels import causal_attention, linear_gelu
+from tokenloom.native.kernels import causal_attention, linear_gelu, mlp
 from tokenloom.nn.attention import attention, explicit_attention
 from tokenloom.nn.masks import Causal
 from tokenloom.nn.parts import MLP, make_mlp
 
 native = pytest.mark.skipif(
-    bool(loader.reason("gelu") or loader.reason("attention")), reason="no native kernels here: " + loader.reason("gelu")
+    any(map(loader.reason, ("gelu", "mlp", "attention"))), reason="no native kernels here: " + loader.reason("gelu")
 )
 Formula = Callable[..., Tensor]
 
@@ -92,6 +92,74 @@ def test_gelu_of_what_is_no_number() -> None:
     torch.testing.assert_close(Y, expected, equal_nan=True)
     grads = [torch.autograd.grad(y.sum(), x)[0] for y, x in ((Y, one), (expected, two))]
     torch.testing.assert_close(*grads, equal_nan=True)
+
+
+# The MLP.
+
+
+def mlp_formula(squared: bool, biases: bool) -> Formula:
+    def formula(X: Tensor, W_in: Tensor, W_out: Tensor, *b: Tensor) -> Tensor:
+        b_in, b_out = b if biases else (None, None)
+        H = F.linear(X, W_in, b_in).relu().square() if squared else gelu_formula(X, W_in, b_in)
+        return F.linear(H, W_out, b_out)
+
+    return formula
+
+
+@native
+@pytest.mark.parametrize("shape", [(1, 16), (2, 3, 48), (96, 32), (7, 28, 64), (5, 200, 16), (101, 192)])
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("biases", [False, True])
+def test_mlp_is_its_formula(shape: tuple[int, ...], squared: bool, biases: bool) -> None:
+    """Of one row, of rows that are none of a block, of more blocks than there are groups of sums."""
+    D, hidden = shape[-1], 80
+    scale = D**-0.5
+    inputs = [drawn(*shape), drawn(hidden, D, seed=1, scale=scale), drawn(D, hidden, seed=2, scale=0.1)]
+    inputs += [drawn(hidden, seed=3), drawn(D, seed=4)] if biases else []
+
+    def kernel(X: Tensor, W_in: Tensor, W_out: Tensor, *b: Tensor) -> Tensor | None:
+        b_in, b_out = b if biases else (None, None)
+        return mlp(X, W_in, b_in, W_out, b_out, squared)
+
+    held_together(kernel, mlp_formula(squared, biases), inputs, drawn(*shape, seed=5).detach(), 2e-6)
+
+
+@native
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+def test_mlp_as_a_part_of_a_model(activation: str) -> None:
+    """What lies anywhere in memory, a second derivative, and what is no number, as without the kernel."""
+    part = MLP(16, 32, activation)
+    X = drawn(4, 16, 6).detach().transpose(1, 2).requires_grad_()
+
+    def found() -> list[Tensor]:
+        Y = part(X)
+        (dX,) = torch.autograd.grad(Y.square().sum(), X, create_graph=True)
+        return [Y, dX, *torch.autograd.grad(dX.square().sum(), [X, *part.parameters()])]
+
+    with_kernel = found()
+    assert "MLP" in type(part(X).grad_fn).__name__
+    with loader.switched_off():
+        expected = found()
+        assert "MLP" not in type(part(X).grad_fn).__name__
+    for got, want in zip(with_kernel, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.detach().abs().max()))
+    broken = torch.full((2, 16), math.nan).requires_grad_()
+    assert part(broken).isnan().all()
+
+
+@native
+def test_mlp_of_which_a_part_is_frozen_or_listened_to() -> None:
+    """A map that is not trained costs no gradient; hooks at a map see what goes through it."""
+    X, part = drawn(3, 16), MLP(16, 32)
+    part.W_in.weight.requires_grad_(False)
+    assert "MLP" not in type(part(X).grad_fn).__name__
+    part.requires_grad_(True)
+    seen: list[torch.Size] = []
+    handle = part.W_out.register_forward_hook(lambda map, given, Y: seen.append(given[0].shape))
+    part(X)
+    handle.remove()
+    part(X)
+    assert seen == [(3, 32)]
 
 
 # Attention.
@@ -180,16 +248,18 @@ def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: p
     assert causal_attention(drawn(1, 1, 3, 8), drawn(1, 1, 4, 8), drawn(1, 1, 4, 8)) is None
     assert causal_attention(*(drawn(0, 1, 4, 8, seed=s) for s in range(3))) is None
     assert linear_gelu(drawn(0, 4), drawn(3, 4), None) is None
+    for rows, D, hidden in ((0, 16, 16), (3, 8, 16), (3, 16, 24), (3, kernels.WIDEST + 16, 16)):
+        assert mlp(drawn(rows, D), drawn(hidden, D), None, drawn(D, hidden), None, False) is None
 
 
 @native
 def test_transforms_see_through() -> None:
     """torch.func and torch.compile get operations that they know."""
-    mlp = MLP(8, 16)
-    inputs = [drawn(2, 2, 6, 8, seed=s).detach() for s in range(3)]
+    part = MLP(16, 32)
+    inputs = [drawn(2, 2, 6, 16, seed=s).detach() for s in range(3)]
 
     def both(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-        return mlp(attention(Q, K, V, Causal())).square().sum()
+        return part(attention(Q, K, V, Causal())).square().sum()
 
     found = torch.func.grad(both)(*inputs)
     asked = inputs[0].clone().requires_grad_()
@@ -234,7 +304,7 @@ def two_threads() -> Iterator[None]:
 
 
 def trained_numbers() -> list[Tensor]:
-    """All that both kernels give for inputs of a middle size."""
+    """All that attention and GELU give for inputs of a middle size."""
     Q, K, V = (drawn(3, 4, 70, 16, seed=s) for s in range(3))
     X, W, b = drawn(500, 24, seed=3), drawn(40, 24, seed=4), drawn(40, seed=5)
     Y, Z = causal_attention(Q, K, V), linear_gelu(X, W, b)
@@ -243,12 +313,21 @@ def trained_numbers() -> list[Tensor]:
     return [Y, Z, *torch.autograd.grad(Y.square().sum() + Z.square().sum(), [Q, K, V, b])]
 
 
+def trained_mlp() -> list[Tensor]:
+    """The same of the MLP's, which does all its products by itself: 11 blocks in 8 groups."""
+    inputs = [drawn(1000, 32), drawn(48, 32, seed=1), drawn(48, seed=2), drawn(32, 48, seed=3), drawn(32, seed=4)]
+    Y = mlp(*inputs, squared=False)
+    assert Y is not None
+    return [Y, *torch.autograd.grad(Y.square().sum(), inputs)]
+
+
 @native
 @pytest.mark.skipif(threads.entry() == 0, reason="no OpenMP runtime to share")
 def test_any_number_of_threads_gives_the_same_bits(request: pytest.FixtureRequest) -> None:
-    alone = trained_numbers()
+    alone, alone_mlp = trained_numbers(), trained_mlp()
     assert all(map(torch.equal, alone, trained_numbers()))
     request.getfixturevalue("two_threads")
+    assert all(map(torch.equal, alone_mlp, trained_mlp()))
     # The products of torch may differ between threads in their last bits; those of the kernels do not.
     again = trained_numbers()
     assert all(map(torch.equal, [alone[0], *alone[2:5]], [again[0], *again[2:5]]))
@@ -261,28 +340,28 @@ def test_any_number_of_threads_gives_the_same_bits(request: pytest.FixtureReques
 
 @native
 def test_an_mlp_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    mlp, X = make_mlp({"kind": "plain", "activation": "gelu"}, 24), drawn(2, 9, 24)
+    part, X = make_mlp({"kind": "plain", "activation": "gelu"}, 24), drawn(2, 9, 24)
     results = []
     for off in (False, True):
         with monkeypatch.context() as patched:
             if off:
                 patched.setenv(loader.VARIABLE, "0")
-            Y = mlp(X)
+            Y = part(X)
             assert ("LinearGelu" in str(_history(Y))) != off
-            results.append([Y, *torch.autograd.grad(Y.square().sum(), [X, *mlp.parameters()])])
+            results.append([Y, *torch.autograd.grad(Y.square().sum(), [X, *part.parameters()])])
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_an_mlp_that_is_listened_to_or_adapted_calls_its_map() -> None:
-    mlp, X = MLP(8, 16), drawn(3, 8)
+    part, X = MLP(8, 16), drawn(3, 8)
     seen: list[Tensor] = []
-    handle = mlp.W_in.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    mlp(X)
+    handle = part.W_in.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    part(X)
     assert len(seen) == 1
     handle.remove()
-    mlp.W_in = nn.Sequential(mlp.W_in)  # type: ignore[assignment]
-    assert mlp(X).shape == (3, 8)
+    part.W_in = nn.Sequential(part.W_in)  # type: ignore[assignment]
+    assert part(X).shape == (3, 8)
 
 
 def _history(Y: Tensor) -> list[str]:

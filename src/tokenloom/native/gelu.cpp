@@ -1,32 +1,11 @@
-// y = x Φ(x), the exact GELU (Hendrycks & Gimpel 2016), of x = z + b, and its derivative Φ(x) + x φ(x), in one pass.
-//
-// Φ(−a) = e^(−a²/2) R(a) for a ≥ 0, with R(a) = ½ erfcx(a/√2) as a polynomial in t = 1 / (1 + 0.26 a) (own fit, 2.5e-8
-// relative up to a = 14). Nothing cancels on the far negative side, other than in 1 + erf(x/√2).
+// gelu(z + b) and its derivative in one pass, and the way back in another.
 
+#include "activations.h"
 #include "threads.h"
-#include "vectors.h"
 
 namespace {
 
 constexpr long ROWS = 128;  // in a piece of work: fixed, so that sums are the same for any number of threads
-
-inline void gelu(vec x, vec& y, vec& derivative) {
-    vec a = (vec)((ivec)x & 0x7fffffff);
-    vec e = exponential(a * a * -0.5f);
-    vec t = 1.0f / (a * 0.26f + 1.0f);
-    vec R = t * 0.030504942f - 0.1528291f;
-    R = R * t + 0.25149184f;
-    R = R * t - 0.1509496f;
-    R = R * t + 0.1609483f;
-    R = R * t + 0.051027503f;
-    R = R * t + 0.1030303f;
-    R = R * t + 0.10301674f;
-    R = R * t + 0.10375906f;
-    vec tail = e * (R * t);  // Φ(−|x|)
-    vec normal = x > 0.0f ? 1.0f - tail : tail;
-    y = x * normal;
-    derivative = x * (e * 0.398942280f) + normal;
-}
 
 // The last, incomplete vector of a row.
 inline vec part(const float* from, long n) {

@@ -20,6 +20,8 @@ from tokenloom.native import loader, threads
 
 # Attention of longer windows and of wider heads is left to torch's fused kernel, which has less to lose there.
 LONGEST, WIDTHS = 256, (8, 16, 24, 32)
+# Weights of a wider MLP do not stay in the second cache: there the library's products are as fast.
+WIDEST = 192
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _TYPES: dict[str, dict[str, list[Any]]] = {
@@ -27,6 +29,12 @@ _TYPES: dict[str, dict[str, list[Any]]] = {
         "gelu_forward": [*[_POINTER] * 3, _LONG, _LONG, _INT],
         "gelu_backward": [*[_POINTER] * 4, _LONG, _LONG, _INT],
         "gelu_rows": [],
+    },
+    "mlp": {
+        "mlp_forward": [*[_POINTER] * 9, *[_LONG] * 3, _INT, _INT],
+        "mlp_backward": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
+        "mlp_groups": [_LONG],
+        "mlp_scratch": [_LONG],
     },
     "attention": {
         "attention_forward": [*[_POINTER] * 6, *[_LONG] * 5, _FLOAT, _INT],
@@ -135,6 +143,86 @@ class _LinearGelu(torch.autograd.Function):
         return dX, dW, sums.sum(0) if needs[2] else None
 
 
+def mlp(
+    X: Tensor, W_in: Tensor, b_in: Tensor | None, W_out: Tensor, b_out: Tensor | None, squared: bool
+) -> Tensor | None:
+    """f(X W_inᵀ + b_in) W_outᵀ + b_out with f the exact GELU, or max(x, 0)² where `squared`; None where torch does it.
+
+    X (…, D), W_in (F, D), b_in (F), W_out (D, F), b_out (D). D, at most 192, and F are multiples of 16; both weights
+    are trained. A block of rows goes through both products while it is in the second cache, on the way back too.
+    """
+    hidden, D = W_in.shape
+    if (
+        D % 16
+        or hidden % 16
+        or D > WIDEST
+        or X.shape[-1] != D
+        or X.dim() < 2
+        or not X.numel()
+        or W_out.shape != (D, hidden)
+    ):
+        return None
+    if not (W_in.requires_grad and W_out.requires_grad and _usable("mlp", X, W_in, b_in, W_out, b_out)):
+        return None
+    parts = (part if part is None else part.contiguous() for part in (X, W_in, b_in, W_out, b_out))
+    Y: Tensor = _MLP.apply(*parts, squared)  # type: ignore[no-untyped-call]
+    return Y
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, X: Tensor, W_in: Tensor, b_in: Tensor | None, W_out: Tensor, b_out: Tensor | None, squared: bool
+    ) -> Tensor:
+        hidden, D = W_in.shape
+        rows = X.numel() // D
+        Y, H, S, packed = (
+            torch.empty_like(X),
+            X.new_empty(rows, hidden),
+            X.new_empty(rows, hidden),
+            X.new_empty(2 * D * hidden),
+        )
+        _typed("mlp").mlp_forward(
+            *_pointers(W_in, b_in, W_out, b_out, X, Y, H, S, packed), rows, D, hidden, squared, torch.get_num_threads()
+        )
+        ctx.save_for_backward(X, W_in, b_in, W_out, b_out, H, S)
+        ctx.squared = squared
+        return Y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        X, W_in, b_in, W_out, b_out, H, S = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            formula = functools.partial(_mlp_by_formula, squared=ctx.squared)
+            return *_again(formula, (X, W_in, b_in, W_out, b_out), gradient), None
+        library = _typed("mlp")
+        hidden, D = W_in.shape
+        rows = X.numel() // D
+        groups = library.mlp_groups(rows)
+        gradient, dX, packed = gradient.contiguous(), torch.empty_like(X), X.new_empty(2 * D * hidden)
+        sums, scratch = (
+            X.new_empty(groups, 2 * D * hidden + hidden + D),
+            X.new_empty(groups, library.mlp_scratch(hidden)),
+        )
+        library.mlp_backward(
+            *_pointers(W_in, W_out, X, H, S, gradient, dX, sums, packed, scratch),
+            rows,
+            D,
+            hidden,
+            torch.get_num_threads(),
+        )
+        dW_in, dW_out, db_in, db_out = sums.sum(0).split([D * hidden, D * hidden, hidden, D])
+        found = dX, dW_in.view(D, hidden).T, db_in, dW_out.view(D, hidden), db_out
+        return *(x if need else None for x, need in zip(found, ctx.needs_input_grad, strict=False)), None
+
+
+def _mlp_by_formula(
+    X: Tensor, W_in: Tensor, b_in: Tensor | None, W_out: Tensor, b_out: Tensor | None, squared: bool
+) -> Tensor:
+    Z = F.linear(X, W_in, b_in)
+    return F.linear(F.relu(Z).square() if squared else F.gelu(Z), W_out, b_out)
+
+
 def _rows(X: Tensor) -> tuple[int, int]:
     return X.numel() // X.shape[-1], X.shape[-1]
 
@@ -204,8 +292,8 @@ def _like(X: Tensor) -> Tensor:
     return X.new_empty(B, N, H, D).transpose(1, 2) if X.stride(2) >= X.stride(1) else X.new_empty(B, H, N, D)
 
 
-def _pointers(*tensors: Tensor) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _pointers(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_long]:

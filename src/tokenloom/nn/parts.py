@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenloom.native.kernels import linear_gelu
+from tokenloom.native.kernels import linear_gelu, mlp
 
 
 def make_norm(kind: str, width: int) -> nn.Module:
@@ -130,15 +130,30 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, X: Tensor) -> Tensor:
-        H = linear_gelu(X, self.W_in.weight, self.W_in.bias) if self._one_kernel() else None
-        Y: Tensor = self.W_out(self.activation(self.W_in(X)) if H is None else H)
+        into, back = self.W_in, self.W_out
+        if self.activation in _WITH_KERNEL and _is_bare(into):
+            if _is_bare(back):
+                squared = self.activation is relu_squared
+                Y = mlp(X, into.weight, into.bias, back.weight, back.bias, squared)
+                if Y is not None:
+                    return Y
+            H = linear_gelu(X, into.weight, into.bias) if self.activation is F.gelu else None
+            if H is not None:
+                return self._back(H)
+        return self._back(self.activation(into(X)))
+
+    def _back(self, H: Tensor) -> Tensor:
+        Y: Tensor = self.W_out(H)
         return Y
 
-    def _one_kernel(self) -> bool:
-        """Whether map and activation may be one: when the map is just that, and nobody listens at it."""
-        W = self.W_in
-        hooks = (W._forward_hooks, W._forward_pre_hooks, W._backward_hooks, W._backward_pre_hooks)
-        return self.activation is F.gelu and type(W) is nn.Linear and not any(hooks)
+
+_WITH_KERNEL = (F.gelu, relu_squared)
+
+
+def _is_bare(map: nn.Module) -> bool:
+    """Whether a map is just that, and nobody listens at it, so that it may be part of a kernel."""
+    hooks = (map._forward_hooks, map._forward_pre_hooks, map._backward_hooks, map._backward_pre_hooks)
+    return type(map) is nn.Linear and not any(hooks)
 
 
 class GatedMLP(nn.Module):

@@ -88,9 +88,14 @@ def _column(points: list[Mapping[str, Any]], key: str) -> Floats:
 
 
 def _draw_baseline(axes: Axes, name: str, value: float, look: style.Palette) -> None:
-    label = textwrap.fill(f"{name}: {value:.3f}", 40)
+    label = textwrap.fill(f"{name}: {_figures(value)}", 40)
     # Under the curves, which may lie right on it.
     axes.axhline(value, color=look.ink, linestyle=(0, (5, 3)), linewidth=1.2, zorder=1.9, label=label)
+
+
+def _figures(value: float) -> str:
+    """Three digits after the point, or three that say something."""
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.3g}"
 
 
 def _draw_training(axes: Axes, drawn: Floats, look: style.Palette) -> None:
@@ -107,7 +112,7 @@ def _draw_validation(axes: Axes, drawn: Floats, look: style.Palette) -> None:
     steps, losses = drawn
     if len(losses):
         best = int(np.argmin(losses))
-        label = f"validation, lowest {losses[best]:.3f} at step {steps[best]:,.0f}"
+        label = f"validation, lowest {_figures(losses[best])} at step {steps[best]:,.0f}"
         marker = "o" if len(losses) <= 60 else ""
         axes.plot(steps, losses, color=look.series[1], linewidth=1.5, marker=marker, markersize=4.5, label=label)
 

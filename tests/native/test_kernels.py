@@ -11,13 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.native import kernels, loader, threads
-from tokenloom.native.kernels import causal_attention, linear_gelu, mlp
+from tokenloom.native.kernels import causal_attention, linear_gelu, mlp, rms_norm
 from tokenloom.nn.attention import attention, explicit_attention
 from tokenloom.nn.masks import Causal
-from tokenloom.nn.parts import MLP, make_mlp
+from tokenloom.nn.parts import MLP, RMSNorm, make_mlp
 
 native = pytest.mark.skipif(
-    any(map(loader.reason, ("gelu", "mlp", "attention"))), reason="no native kernels here: " + loader.reason("gelu")
+    any(map(loader.reason, ("gelu", "mlp", "norm", "attention"))),
+    reason="no native kernels here: " + loader.reason("gelu"),
 )
 Formula = Callable[..., Tensor]
 
@@ -162,6 +163,49 @@ def test_mlp_of_which_a_part_is_frozen_or_listened_to() -> None:
     assert seen == [(3, 32)]
 
 
+# RMSNorm.
+
+
+def rms_formula(X: Tensor, w: Tensor | None = None) -> Tensor:
+    Y = X / (X.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return Y if w is None else w * Y
+
+
+@native
+@pytest.mark.parametrize("shape", [(1, 8), (3, 5, 24), (2, 70, 4, 16), (129, 64)])
+@pytest.mark.parametrize("learned", [True, False])
+def test_rms_norm_is_its_formula(shape: tuple[int, ...], learned: bool) -> None:
+    X = drawn(*shape, scale=3)
+    inputs = [X, drawn(shape[-1], seed=1)] if learned else [X]
+
+    def kernel(X: Tensor, w: Tensor | None = None) -> Tensor | None:
+        return rms_norm(X, w, 1e-6)
+
+    held_together(kernel, rms_formula, inputs, drawn(*shape, seed=2).detach(), 2e-6)
+
+
+@native
+def test_rms_norm_as_a_part_of_a_model() -> None:
+    """What lies anywhere in memory, rows of zeros, a second derivative, and no numbers: as without the kernel."""
+    part = RMSNorm(8)
+    X = drawn(4, 8, 6).detach().transpose(1, 2)
+    X[0] = 0
+    X.requires_grad_()
+
+    def found() -> list[Tensor]:
+        (dX,) = torch.autograd.grad(part(X).pow(3).sum(), X, create_graph=True)
+        return [part(X), dX, *torch.autograd.grad(dX.square().sum(), [X, *part.parameters()])]
+
+    with_kernel = found()
+    assert "RMSNorm" in type(part(X).grad_fn).__name__
+    with loader.switched_off():
+        expected = found()
+    for got, want in zip(with_kernel, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.detach().abs().max()))
+    broken = torch.tensor([[math.nan] * 8, [1.0] * 8]).requires_grad_()
+    assert part(broken).isnan().all(-1).tolist() == [True, False]
+
+
 # Attention.
 
 HEADS = [(1, 1, 1, 1, 8), (2, 3, 3, 7, 16), (1, 4, 2, 33, 24), (2, 2, 2, 65, 32), (1, 6, 1, 100, 8), (1, 1, 1, 256, 16)]
@@ -250,6 +294,8 @@ def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: p
     assert linear_gelu(drawn(0, 4), drawn(3, 4), None) is None
     for rows, D, hidden in ((0, 16, 16), (3, 8, 16), (3, 16, 24), (3, kernels.WIDEST + 16, 16)):
         assert mlp(drawn(rows, D), drawn(hidden, D), None, drawn(D, hidden), None, False) is None
+    assert rms_norm(drawn(3, 12), None, 1e-6) is None
+    assert rms_norm(drawn(0, 8), None, 1e-6) is None
 
 
 @native
@@ -314,11 +360,13 @@ def trained_numbers() -> list[Tensor]:
 
 
 def trained_mlp() -> list[Tensor]:
-    """The same of the MLP's, which does all its products by itself: 11 blocks in 8 groups."""
+    """The same of the MLP's, which does all its products by itself: 11 blocks in 8 groups; and of a norm's."""
     inputs = [drawn(1000, 32), drawn(48, 32, seed=1), drawn(48, seed=2), drawn(32, 48, seed=3), drawn(32, seed=4)]
     Y = mlp(*inputs, squared=False)
     assert Y is not None
-    return [Y, *torch.autograd.grad(Y.square().sum(), inputs)]
+    Z = rms_norm(inputs[0], inputs[-1], 1e-6)
+    assert Z is not None
+    return [Y, Z, *torch.autograd.grad(Y.square().sum() + Z.pow(3).sum(), inputs)]
 
 
 @native

@@ -36,6 +36,11 @@ _TYPES: dict[str, dict[str, list[Any]]] = {
         "mlp_groups": [_LONG],
         "mlp_scratch": [_LONG],
     },
+    "norm": {
+        "rms_forward": [*[_POINTER] * 3, _LONG, _LONG, _FLOAT, _INT],
+        "rms_backward": [*[_POINTER] * 5, _LONG, _LONG, _FLOAT, _INT],
+        "rms_rows": [],
+    },
     "attention": {
         "attention_forward": [*[_POINTER] * 6, *[_LONG] * 5, _FLOAT, _INT],
         "attention_backward": [*[_POINTER] * 10, *[_LONG] * 5, _FLOAT, _INT],
@@ -221,6 +226,46 @@ def _mlp_by_formula(
 ) -> Tensor:
     Z = F.linear(X, W_in, b_in)
     return F.linear(F.relu(Z).square() if squared else F.gelu(Z), W_out, b_out)
+
+
+def rms_norm(X: Tensor, w: Tensor | None, eps: float) -> Tensor | None:
+    """w ⊙ x / √(mean(x²) + ε) along the last dimension; None where torch has to do it.
+
+    X (…, D), D a multiple of 8; w (D). Only X is kept for the way back.
+    """
+    if X.shape[-1] % 8 or not X.numel() or not _usable("norm", X, w):
+        return None
+    Y: Tensor = _RMSNorm.apply(X.contiguous(), w, eps)  # type: ignore[no-untyped-call]
+    return Y
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, w: Tensor | None, eps: float) -> Tensor:
+        Y = torch.empty_like(X)
+        _typed("norm").rms_forward(*_pointers(X, w, Y), *_rows(X), eps, torch.get_num_threads())
+        ctx.save_for_backward(X, w)
+        ctx.eps = eps
+        return Y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        X, w = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_again(functools.partial(_rms_by_formula, eps=ctx.eps), (X, w), gradient), None
+        library = _typed("norm")
+        rows, width = _rows(X)
+        gradient, dX = gradient.contiguous(), torch.empty_like(X)
+        sums = None if w is None else X.new_empty(-(-rows // library.rms_rows()), width)
+        pointers = _pointers(X, w, gradient, dX, sums)
+        library.rms_backward(*pointers, rows, width, ctx.eps, torch.get_num_threads())
+        needs = ctx.needs_input_grad
+        return dX if needs[0] else None, sums.sum(0) if sums is not None and needs[1] else None, None
+
+
+def _rms_by_formula(X: Tensor, w: Tensor | None, eps: float) -> Tensor:
+    Y = X * torch.rsqrt(X.square().mean(-1, keepdim=True) + eps)
+    return Y if w is None else Y * w
 
 
 def _rows(X: Tensor) -> tuple[int, int]:

@@ -252,9 +252,7 @@ class MultiHeadAttention(nn.Module):
         of earlier chunks, to which those of this chunk are added; for a memory, they are computed once.
         Taps: `attn_scores` and `pattern` (B, H, N, M), and `attn_heads` (B, N, H, Dh), each head's own result.
         """
-        Q = self._split(self.W_q(X), self.heads)
-        if self.norm_q is not None:
-            Q = self.norm_q(Q)
+        Q = self._split(self.W_q(X), self.heads, self.norm_q)
         K, V = self._keys_values(X, memory, placement, cache)
         bias = None
         if placement is not None and memory is None:
@@ -279,14 +277,14 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and cache.complete:
             return cache.stored()
         source = X if memory is None else memory
-        K = self._split(self.W_k(source), self.kv_heads)
+        K = self._split(self.W_k(source), self.kv_heads, self.norm_k)
         V = self._split(self.W_v(source), self.kv_heads)
-        if self.norm_k is not None:
-            K = self.norm_k(K)
         if memory is None and placement is not None and placement.rotation is not None:
             K = rotate(K, placement.rotation)
         return (K, V) if cache is None else cache.extend(K, V)
 
-    def _split(self, X: Tensor, heads: int) -> Tensor:
-        """(B, N, heads·Dh) → (B, heads, N, Dh)."""
-        return X.view(*X.shape[:-1], heads, self.head_width).transpose(1, 2)
+    def _split(self, X: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+        """(B, N, heads·Dh) → (B, heads, N, Dh), each head normalised. The memory order stays, so that heads which are
+        put together again afterwards are not copied."""
+        Y = X.view(*X.shape[:-1], heads, self.head_width)
+        return (Y if norm is None else norm(Y)).transpose(1, 2)

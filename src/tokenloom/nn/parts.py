@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenloom.native.kernels import linear_gelu, mlp
+from tokenloom.native.kernels import linear_gelu, mlp, rms_norm
 
 
 def make_norm(kind: str, width: int) -> nn.Module:
@@ -76,7 +76,9 @@ class RMSNorm(nn.Module):
             # Calling a Function costs more than a token's norm.
             weight = None if self.weight is None else self.weight.to(wide.dtype)
             return F.rms_norm(wide, X.shape[-1:], weight, self.eps).to(self._result(X))
-        Y: Tensor = _Normalise.apply(wide, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        Y = rms_norm(wide, self.weight, self.eps)
+        if Y is None:
+            Y = _Normalise.apply(wide, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return Y.to(self._result(X))
 
     def _result(self, X: Tensor) -> torch.dtype:

@@ -46,7 +46,7 @@ from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Terms, cross_entropy_term
 
 # About so many pictures are seen in all: few pictures many times, many pictures fewer times.
-SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS = 300_000, 10, 70, 200
+SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS = 300_000, 8, 60, 200
 BATCH = 64
 _TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
 

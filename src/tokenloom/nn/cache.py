@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,13 @@ class MemoryCache(LayerCache):
         return chosen
 
 
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros, of which a CPU is handed no page before something is written there: a cache is mostly never filled."""
+    if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(np.zeros(shape, np.float32 if like.dtype is torch.float32 else np.float64))
+    return like.new_zeros(shape)
+
+
 class KeyValueCache:
     """Keys and values of all layers in one tensor, `both` (L, 2, B, Hk, capacity, Dh), and each row's length.
 
@@ -84,7 +92,7 @@ class KeyValueCache:
         batch, _, capacity, _ = shape
         if window is not None and window != capacity:
             raise ValueError(f"a ring of {capacity} slots cannot serve a window of {window}")
-        self._hold(like.new_zeros(layers, 2, *shape))
+        self._hold(_zeros((layers, 2, *shape), like))
         self.memories: list[MemoryCache] = [MemoryCache() for _ in range(layers)]
         self.capacity, self.window = capacity, window
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)

@@ -38,7 +38,7 @@ from tokenloom.training.settings import option
 COMMITMENT = 0.25
 # Pictures that the codebook starts from, and those that are encoded at a time.
 FIRST, TOGETHER = 256, 500
-STEPS = 1500
+STEPS = 1200
 
 
 @dataclass(frozen=True)

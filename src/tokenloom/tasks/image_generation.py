@@ -44,7 +44,7 @@ STAGE = "codes"
 CELLS = 64 * 49
 # Passes over the pictures, of which each is seen in several ways; over pixels, so many that each picture adds about
 # this many cells in all. At least so many steps.
-EPOCHS, CELLS_SEEN, LEAST_STEPS = 54, 3 * 784, 300
+EPOCHS, CELLS_SEEN, LEAST_STEPS = 38, 3 * 784, 300
 # Cells that are made at a time, in pictures.
 TOGETHER = 100
 COPIES = 8

@@ -80,6 +80,18 @@ def test_data_that_cannot_be(words: list[str], parts: list[str], refused: Refuse
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [["--optimizer", "muon"], ["--matrix-rate", "0.1"], ["--checkpointing"]])
+def test_settings_of_transformers_are_refused_for_recurrent_networks(
+    words: list[str], call: Call, rhyme: Path, elsewhere: Path
+) -> None:
+    """After the report on the data, which decides the model's sizes, and before anything is written."""
+    answer = call("train", rhyme, "--model", "gru", "--size", "nano", *words)
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].startswith(f"tokenloom: {words[0]}")
+    assert "has no effect" in answer.err.splitlines()[-1]
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_flags_may_come_before_the_data(call: Call, rhyme: Path, tmp_path: Path) -> None:
     answer = call("train", "--quiet", "--compile", "--no-compile", *TINY, "--dry-run", "--json", rhyme)
     assert answer.code == 2, "a switch given both ways is a mistake"

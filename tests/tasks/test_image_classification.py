@@ -13,6 +13,7 @@ from tokenloom.data.pictures import read_pictures
 from tokenloom.drawing import curves
 from tokenloom.drawing.overlay import draw_overlays
 from tokenloom.errors import UserError
+from tokenloom.tasks import image_classification
 from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import rollout
@@ -191,6 +192,21 @@ def test_large_pictures_are_averaged_for_the_simple_method() -> None:
 def test_what_cannot_be_is_refused(run: tuple[Path, Path], settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         ImageClassification(ImageClassificationSettings(**settings)).prepare(str(run[1]))
+
+
+def test_many_pictures_are_changed_less(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the root of how often each is seen: √(8 / 60) of what few are; what was given stays."""
+
+    def told(**settings: float) -> tuple[float, ...]:
+        task = ImageClassification(ImageClassificationSettings(**settings))  # type: ignore[arg-type]
+        task.prepare(str(run[1]))
+        how = task.augmentation
+        return how.shift, how.rotate, how.scale, how.elastic
+
+    assert told() == (0.07, 10.0, 0.1, 0.04)
+    monkeypatch.setattr(image_classification, "SEEN", 1)
+    assert told() == pytest.approx((0.0256, 3.65, 0.0365, 0.0146), rel=0.03)
+    assert told(rotate=7.0)[1] == 7.0
 
 
 def test_the_plan_is_in_pictures(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

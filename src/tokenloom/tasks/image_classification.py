@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,14 @@ from tokenloom.training.losses import Terms, cross_entropy_term
 # About so many pictures are seen in all: few pictures many times, many pictures fewer times.
 SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS = 300_000, 8, 60, 200
 BATCH = 64
+# How far few pictures are changed in training, which are seen MOST_EPOCHS times.
+CHANGES = {"shift": 0.07, "rotate": 10.0, "scale": 0.1, "elastic": 0.04}
 _TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
+
+
+def _epochs(n: int) -> float:
+    """How often each of n pictures is seen."""
+    return min(max(SEEN / n, FEWEST_EPOCHS), MOST_EPOCHS)
 
 
 class ImageClassification(OneLabel):
@@ -85,8 +93,10 @@ class ImageClassification(OneLabel):
             value = getattr(s, name)
             if value is not None and not 0 <= value < below:
                 raise UserError(f"--{name} {value}: must be from 0 up to, but not including, 1")
-        if not 0 <= s.flip <= 1 or not 0 <= s.rotate <= 180:
-            raise UserError(f"--flip {s.flip} --rotate {s.rotate}: from 0 to 1, and from 0 to 180 degrees")
+        for name, most in {"flip": 1, "rotate": 180}.items():
+            value = getattr(s, name)
+            if value is not None and not 0 <= value <= most:
+                raise UserError(f"--{name} {value}: must be from 0 to {most}")
         for name in _TRANSFORMER_ONLY:
             if s.model == "cnn" and getattr(s, name) is not None:
                 raise UserError(f"--{name} has no effect with --model cnn: leave it out")
@@ -113,10 +123,21 @@ class ImageClassification(OneLabel):
         if self._patches is None:
             self._patches = self._learn(parts.training.pixels)
         self._settle()
+        self._settle_changes(len(parts.training))
         tokens = f"{self.patches.count} a picture, patches of {self.patches.patch[0]} × {self.patches.patch[1]} pixels"
         report = PictureReport.of(parts, {"tokens": tokens} if s.model == "vit" else {})
         training, held = self._samples(parts.training), self._samples(parts.validation)
         return Material(training, held, report.lines(), report.as_dict())
+
+    def _settle_changes(self, n: int) -> None:
+        """Decide how far pictures are changed, where it was not given: one that is seen less often needs less change to
+        look new each time."""
+        s: ImageClassificationSettings = self.settings
+        share = math.sqrt(_epochs(n) / MOST_EPOCHS)
+        changes: dict[str, Any] = {
+            name: float(f"{share * most:.2g}") for name, most in CHANGES.items() if getattr(s, name) is None
+        }
+        self.settings = replace(s, **changes)
 
     def _samples(self, data: PictureData) -> PictureSamples:
         """With the class numbers of this model, which knows classes by name."""
@@ -242,9 +263,8 @@ class ImageClassification(OneLabel):
 
     def recipe(self, material: Material) -> dict[str, Any]:
         n = len(material.training)
-        epochs = min(max(SEEN / n, FEWEST_EPOCHS), MOST_EPOCHS)
         batch = max(1, min(BATCH, n // 4))
-        steps = max(LEAST_STEPS, round(epochs * -(-n // batch)))
+        steps = max(LEAST_STEPS, round(_epochs(n) * -(-n // batch)))
         rates: dict[str, Any] = {"matrix_rate": 0.02, "rate": 3e-3, "weight_decay": 0.05}
         if self.settings.model == "cnn":
             rates = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.05, "decay": "all"}
@@ -273,7 +293,8 @@ class ImageClassification(OneLabel):
     def augmentation(self) -> Augmentation:
         """How pictures are changed in training."""
         s: ImageClassificationSettings = self.settings
-        return Augmentation(s.shift, s.rotate, s.scale, s.elastic, s.flip, s.colour)
+        changes = {name: getattr(s, name) or 0.0 for name in CHANGES}
+        return Augmentation(**changes, flip=s.flip, colour=s.colour)
 
     def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: Moment) -> Batch:
         pixels, labels = torch.from_numpy(samples[0]), torch.from_numpy(samples[1])

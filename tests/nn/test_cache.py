@@ -117,3 +117,12 @@ def test_misuse():
     with pytest.raises(RuntimeError, match="has not been read"):
         MemoryCache().stored()
     assert not MemoryCache().select(torch.tensor([0])).complete
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_large_caches_are_empty_and_their_own(dtype):
+    """Made page by page, and still nothing but zeros that belong to one cache."""
+    caches = [KeyValueCache(2, (3, 2, 1000, 16), torch.zeros(1, dtype=dtype)) for _ in range(2)]
+    caches[0].both.fill_(1)
+    assert caches[0].both.dtype == dtype
+    assert caches[1].both.count_nonzero() == 0

@@ -10,13 +10,17 @@ of a model whose every attention has a window mask: slot = position mod window, 
 
 from __future__ import annotations
 
+import math
+import mmap
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tokenloom.nn.masks import Causal, Dense, Mask
+
+# Bytes from which zeros are made page by page.
+_LARGE = 1 << 18
 
 
 class Chunk(NamedTuple):
@@ -75,10 +79,13 @@ class MemoryCache(LayerCache):
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros, of which a CPU is handed no page before something is written there: a cache is mostly never filled."""
-    if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(np.zeros(shape, np.float32 if like.dtype is torch.float32 else np.float64))
-    return like.new_zeros(shape)
+    """Zeros. Large ones on a CPU are fresh pages, which the system hands over where something is written for the first
+    time: a cache is mostly never filled."""
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < _LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return like.new_zeros(shape)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
 
 
 class KeyValueCache:

@@ -49,8 +49,6 @@ from tokenloom.training.losses import Terms, cross_entropy_term
 # About so many pictures are seen in all: few pictures many times, many pictures fewer times.
 SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS = 300_000, 8, 60, 200
 BATCH = 64
-# How far few pictures are changed in training, which are seen MOST_EPOCHS times.
-CHANGES = {"shift": 0.07, "rotate": 10.0, "scale": 0.1, "elastic": 0.04}
 _TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
 
 
@@ -123,21 +121,12 @@ class ImageClassification(OneLabel):
         if self._patches is None:
             self._patches = self._learn(parts.training.pixels)
         self._settle()
-        self._settle_changes(len(parts.training))
+        # A picture that is seen less often needs less change to look new each time.
+        self.settings = self.settings.with_changes(math.sqrt(_epochs(len(parts.training)) / MOST_EPOCHS))
         tokens = f"{self.patches.count} a picture, patches of {self.patches.patch[0]} × {self.patches.patch[1]} pixels"
         report = PictureReport.of(parts, {"tokens": tokens} if s.model == "vit" else {})
         training, held = self._samples(parts.training), self._samples(parts.validation)
         return Material(training, held, report.lines(), report.as_dict())
-
-    def _settle_changes(self, n: int) -> None:
-        """Decide how far pictures are changed, where it was not given: one that is seen less often needs less change to
-        look new each time."""
-        s: ImageClassificationSettings = self.settings
-        share = math.sqrt(_epochs(n) / MOST_EPOCHS)
-        changes: dict[str, Any] = {
-            name: float(f"{share * most:.2g}") for name, most in CHANGES.items() if getattr(s, name) is None
-        }
-        self.settings = replace(s, **changes)
 
     def _samples(self, data: PictureData) -> PictureSamples:
         """With the class numbers of this model, which knows classes by name."""
@@ -292,9 +281,8 @@ class ImageClassification(OneLabel):
     @property
     def augmentation(self) -> Augmentation:
         """How pictures are changed in training."""
-        s: ImageClassificationSettings = self.settings
-        changes = {name: getattr(s, name) or 0.0 for name in CHANGES}
-        return Augmentation(**changes, flip=s.flip, colour=s.colour)
+        s: ImageClassificationSettings = self.settings.with_changes(1.0)
+        return Augmentation(s.shift, s.rotate, s.scale, s.elastic, s.flip, s.colour)  # type: ignore[arg-type]
 
     def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: Moment) -> Batch:
         pixels, labels = torch.from_numpy(samples[0]), torch.from_numpy(samples[1])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from tokenloom.data.labelled import LabelColumns
 from tokenloom.data.picture_files import PictureForm
@@ -49,6 +49,14 @@ class ImageClassificationSettings(PictureSettings):
     elastic: float | None = option(None, "training: bent by about so much of a side [default: 0.04, of many less]")
     flip: float = option(0.0, "training: share of the pictures mirrored; 0.5 where left and right mean nothing")
     colour: float = option(0.0, "training: brightness, contrast and colours changed by up to so much")
+
+    def with_changes(self, share: float) -> Self:
+        """With so much of the usual changes where none was given."""
+        usual = {"shift": 0.07, "rotate": 10.0, "scale": 0.1, "elastic": 0.04}
+        found: dict[str, Any] = {
+            name: float(f"{share * most:.2g}") for name, most in usual.items() if getattr(self, name) is None
+        }
+        return replace(self, **found)
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class ImageClassification(OneLabel):
         rates: dict[str, Any] = {"matrix_rate": 0.02, "rate": 3e-3, "weight_decay": 0.05}
         if self.settings.model == "cnn":
             rates = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.05, "decay": "all"}
-        return {**rates, "batch": batch, "steps": steps, "warmup": steps // 25, "decay_share": 1.0}
+        return {**rates, "batch": batch, "steps": steps, "decay_share": 1.0}
 
     def derived(self) -> dict[str, Any]:
         c = self.model_config

@@ -111,6 +111,18 @@ def test_pictures_draw_what_they_were_given() -> None:
     assert light == svg(panels), "the same picture is the same text"
 
 
+def test_axes_name_what_was_measured_and_a_legend_above_covers_nothing() -> None:
+    lines = [Line(name, [1, 2, 3], [0.0, 1.0, 0.5]) for name in ("one", "another")]
+    named = draw(Picture("a", "b.", lines=lines, places=["x", "y", "z"], above=True)).axes[0]
+    assert [label.get_text() for label in named.get_xticklabels()] == ["x", "y", "z"]
+    legend = named.get_legend()
+    assert legend is not None
+    named.figure.draw_without_rendering()  # type: ignore[union-attr]
+    assert legend.get_window_extent().y0 >= named.get_window_extent().y1
+    whole = draw(Picture("a", "b.", lines=lines)).axes[0]
+    assert all(place == int(place) for place in whole.get_xticks()), "there is no second and a half"
+
+
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["lab", "list"]) == 0

@@ -30,6 +30,7 @@ def test_the_ladder(tinyshakespeare: str) -> None:
     """What is drawn is what was measured, and each counted rung is below the one before."""
     row = quick("3.5")
     unigram, bigram, gpt, longer = row["pictures"][0]["lines"][0]["y"]
+    assert row["pictures"][0]["places"] == ["unigram", "bigram", "GPT", "order-6 n-gram"]
     assert [f"{unigram:.4f}", f"{bigram:.4f}"] == [found(row, "unigram"), found(row, "bigram")]
     assert unigram > bigram > longer
     assert unigram > gpt > longer, "a few steps are better than none, and no match for counting"

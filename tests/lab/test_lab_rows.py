@@ -126,6 +126,9 @@ def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["2.9"], Wish(quick=True))
     assert row["quick"]
     assert row["good"], row["measures"]
+    losses = row["pictures"][0]["lines"][0]["y"]
+    assert losses[0] == pytest.approx(np.log(65), abs=0.3), "at first all letters are alike"
+    assert np.mean(losses[-10:]) < losses[0] - 0.5
 
 
 @pytest.mark.parametrize("id", ["3.1", "3.2", "3.8", "3.15"])
@@ -148,10 +151,15 @@ def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str
     assert len(heads) == 2
     for panel in heads:
         weights = np.array(panel["values"])
-        assert weights.shape == (40, 40)
+        assert weights.shape == (24, 24)
         assert np.allclose(weights.sum(1), 1, atol=1e-5)
         assert not np.triu(weights, 1).any(), "no head looks ahead"
+    validation, training = (line["y"] for line in rows["3.4"]["pictures"][0]["lines"])
+    assert len(validation) == len(training) == 1, "one stage in quick form"
+    assert 2 < training[-1] < validation[-1] + 0.1 < np.log(65), "better than alike, and no better than held-out text"
+    assert rows["3.6"]["pictures"][0]["text"].count("ROMEO:") >= 2
     lines = rows["3.10"]["pictures"][0]["lines"]
+    assert all(line["y"] == sorted(line["y"], reverse=True) and sum(line["y"]) <= 1 + 1e-6 for line in lines)
     assert [line["y"][0] for line in lines] == sorted((line["y"][0] for line in lines), reverse=True)
 
 

@@ -57,7 +57,9 @@ class Panel:
 class Picture:
     """A figure as plain data: courses over one pair of axes, or panels side by side. A text that is set stands alone.
 
-    caption: what is seen, in one sentence, also read out in place of the picture. x, y: labels of the axes.
+    caption: what is seen, in one sentence, also read out in place of the picture. x, y: labels of the axes. places:
+    names of x = 1, 2, 3, … in place of the numbers. above: the names of the courses stand above the axes, for courses
+    that leave no room between them.
     """
 
     title: str
@@ -69,6 +71,8 @@ class Picture:
     log_x: bool = False
     log_y: bool = False
     across: int = 2
+    places: Sequence[str] = ()
+    above: bool = False
     text: str = field(default="")
 
 
@@ -117,6 +121,11 @@ def _lines(picture: Picture, dark: bool) -> Figure:
             markersize=5,
             linewidth=1.7,
         )
+    if picture.places:
+        axes.set_xticks(range(1, len(picture.places) + 1), picture.places)
+    elif all(x == int(x) for line in picture.lines for x in line.x):
+        # There is no step 2.5.
+        axes.locator_params(axis="x", integer=True)
     if picture.log_x:
         axes.set_xscale("log")
         _plain_numbers(axes.xaxis)
@@ -131,7 +140,10 @@ def _lines(picture: Picture, dark: bool) -> Figure:
     axes.set_xlabel(picture.x)
     axes.set_ylabel(picture.y)
     if len(picture.lines) > 1:
-        axes.legend(loc="best", fontsize=10)
+        if picture.above:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(picture.lines), fontsize=10)
+        else:
+            axes.legend(loc="best", fontsize=10)
     style.apply(figure, axes, dark)
     return figure
 

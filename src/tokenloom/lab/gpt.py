@@ -169,9 +169,10 @@ def ladder(bench: Bench) -> Outcome:
     picture = Picture(
         "Models on one protocol",
         "From left to right: " + ", ".join(f"{name} {value:.3f}" for name, value in rungs.items()) + " nats.",
-        " · ".join(f"{place} {name}" for place, name in enumerate(rungs, start=1)),
+        "model, from the simplest",
         "nats a character",
         [Line("validation", list(range(1, len(rungs) + 1)), list(rungs.values()))],
+        places=list(rungs),
     )
     return Outcome(measures, [picture])
 
@@ -204,6 +205,10 @@ def sampling(bench: Bench) -> Outcome:
     return Outcome(measures, [Picture("What it writes", "Two of the samples after “ROMEO:”.", text=written)])
 
 
+# Characters of the heat maps of heads: more could not be read along the sides.
+SHOWN = 24
+
+
 @experiment(
     "3.7",
     "What heads look at",
@@ -229,9 +234,9 @@ def heads(bench: Bench) -> Outcome:
     distances = {name: (A * back).sum(-1).mean().item() for name, A in patterns.items()}
     near_head, far_head = (choose(distances, key=distances.__getitem__) for choose in (min, max))
     above = max(A.triu(1).abs().max().item() for A in patterns.values())
-    line = [repr(c)[1:-1] for c in trained.task.tokenizer.decode(ids[0, :40].tolist())]
+    line = [repr(c)[1:-1] for c in trained.task.tokenizer.decode(ids[0, :SHOWN].tolist())]
     panels = [
-        Panel(f"{name}: {distances[name]:.1f} back", patterns[name][0, :40, :40].tolist(), line, line)
+        Panel(f"{name}: {distances[name]:.1f} back", patterns[name][0, :SHOWN, :SHOWN].tolist(), line, line)
         for name in (near_head, far_head)
     ]
     measures = [at_most("largest weight on a later token", 0.0, above, "lower-triangular")]
@@ -294,7 +299,7 @@ def human(bench: Bench) -> Outcome:
         for name in ("beam of 5 after the same text", "human")
     ]
     caption = "What search writes is seldom very unlikely; what a person writes often is."
-    picture = Picture("How likely each character was", caption, "character", "probability", lines)
+    picture = Picture("How likely each character was", caption, "character", "probability", lines, above=True)
     return Outcome([*measures, *(first_steps(trained) if bench.quick else [])], [picture])
 
 

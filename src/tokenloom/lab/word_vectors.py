@@ -147,14 +147,11 @@ def word_vectors(bench: Bench) -> Outcome:
             measures.append(shown(f"{kind}, {name}: analogies right among 5", f"{right} of {asked}"))
             pictures.append(_nearest(f"{kind}, {name}", space))
         measures.append(shown(f"{kind}: pairs of words in the score", f"{found['tokenloom'][1]:,}"))
-    caption = "1 is CBOW, 2 is skip-gram: " + "; ".join(
-        f"{n} {', '.join(f'{v:.3f}' for v in s)}" for n, s in scores.items()
-    )
+    caption = "; ".join(f"{n} {', '.join(f'{v:.3f}' for v in s)}" for n, s in scores.items()) + "."
     lines = [Line(name, list(range(1, len(values) + 1)), values) for name, values in scores.items()]
     notes = [] if peer else ["gensim is not installed, and the comparison was left out: pip install gensim"]
-    return Outcome(
-        measures, [Picture("Agreement", caption + ".", "method", "rank correlation", lines), *pictures], notes
-    )
+    picture = Picture("Agreement", caption, "method", "rank correlation", lines, places=kinds)
+    return Outcome(measures, [picture, *pictures], notes)
 
 
 def _nearest(name: str, space: Space) -> Picture:

@@ -76,6 +76,11 @@ def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None
     assert codes["x"][0] > pixels["x"][0]
     assert codes["y"][0] < pixels["y"][0]
     assert all(math.isfinite(value) for line in lines.values() for value in line["y"])
+    shown = [np.array(picture["panels"][0]["values"]) for picture in rows["4.4"]["pictures"][1:]]
+    assert shown[0].shape[0] == shown[0].shape[1], "ten samples of each of ten classes"
+    size = shown[1].shape[0] // 2
+    above, below = shown[1][1:size], shown[1][size + 1 :][: size - 1]
+    assert 0 < np.mean((above - below) ** 2) < 0.1, "what the codes keep is near the picture"
 
 
 def test_their_part_of_the_page_is_small_and_fetches_nothing(rows: dict[str, dict[str, Any]]) -> None:

@@ -141,7 +141,7 @@ def _lines(picture: Picture, dark: bool) -> Figure:
     axes.set_ylabel(picture.y)
     if len(picture.lines) > 1:
         if picture.above:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(picture.lines), fontsize=10)
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(3, len(picture.lines)), fontsize=10)
         else:
             axes.legend(loc="best", fontsize=10)
     style.apply(figure, axes, dark)

@@ -138,5 +138,6 @@ def pictures(courses: dict[str, Tensor], means: dict[str, list[float]]) -> list[
             "place in the window",
             "nats a character",
             along,
+            above=True,
         ),
     ]

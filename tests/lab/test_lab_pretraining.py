@@ -1,0 +1,107 @@
+"""The row on pre-training: its definitions and labels, its batches, and the row itself in quick form."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from needs import lacking
+
+from tokenloom.data import recipes
+from tokenloom.data.labelled import Labelled, read_labelled
+from tokenloom.data.samples import ListSamples
+from tokenloom.data.tagged import read_tagged
+from tokenloom.errors import UserError
+from tokenloom.lab import pretraining
+from tokenloom.lab.pretraining import balanced, columns, glosses, joined, masked, table
+from tokenloom.lab.registry import experiments
+from tokenloom.lab.running import Wish, measure
+from tokenloom.models.batch import IGNORE
+from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
+
+ITEMS = [
+    Labelled("1", "a river of western Africa", "noun.object"),
+    Labelled("2", 'flow in a circle; "the Water circles"', "verb.motion"),
+    Labelled("3", "too short", "adj.all"),
+    Labelled("4", "of or relating to Paris (France)", "adj.pert"),
+    Labelled("5", "in a quiet way", "adv.all"),
+]
+
+
+def test_definitions_are_without_examples_and_joined_two_by_two(tmp_path: Path) -> None:
+    found = glosses(ITEMS)
+    assert [(one.text, one.kind) for one in found] == [
+        ("a river of western africa", "noun"),
+        ("flow in a circle", "verb"),
+        ("of or relating to paris france", "adj"),
+        ("in a quiet way", "adv"),
+    ]
+    texts = read_labelled(str(table(tmp_path / "few.csv", balanced(found * 2, 4))))
+    assert [one.label for one in texts.items] == ["noun", "verb", "adj", "adv"], "as many of each"
+    words = read_tagged(str(columns(tmp_path / "few.conll", joined(found))))
+    assert [" ".join(one.words) for one in words.sentences] == [
+        "a river of western africa flow in a circle",
+        "of or relating to paris france in a quiet way",
+    ]
+    assert [one.labels for one in words.sentences] == [("noun",) * 5 + ("verb",) * 4, ("adj",) * 6 + ("adv",) * 4]
+
+
+def test_the_parts_do_not_overlap() -> None:
+    places = np.arange(40_000)
+    parts = [set(places[part].tolist()) for part in (slice(20_000), pretraining.ASKED, pretraining.LEARNT_FROM)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 40_000
+
+
+def test_two_in_five_tokens_are_asked_for_and_never_the_class_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "read.txt"
+    path.write_text("\n".join(f"a {word} is no {word} of mine" for word in ("red", "blue", "old", "new")), "utf-8")
+    task = FillMask(FillMaskSettings(lines=True, tokenizer="characters", size="nano", context=32))
+    material = task.prepare(str(path))
+    samples = ListSamples([row[: 9 + n % 3] for n, row in enumerate(material.training.take(material.training.all()))])
+    monkeypatch.setattr(pretraining, "alike_long", lambda samples, batch, random: samples.all().repeat(200))
+    [batch] = masked(task, samples, 0)(1)
+    again = masked(task, samples, 0)(1)[0]
+    assert torch.equal(batch["text"].tokens, again["text"].tokens)
+    targets, stream = batch.targets["loss"], batch["text"]
+    assert stream.real is not None
+    asked = targets != IGNORE
+    assert not asked[:, 0].any()
+    assert not (asked & ~stream.real).any(), "padding is not asked for"
+    assert asked.sum() / stream.real[:, 1:].sum() == pytest.approx(0.4, abs=0.03)
+    hidden = stream.tokens == task.mask_id
+    assert (hidden & ~asked).sum() == 0
+    assert hidden.sum() / asked.sum() == pytest.approx(0.8, abs=0.04)
+    whole = torch.where(asked, targets, stream.tokens)
+    texts = [task.tokenizer.decode(row[1:][real[1:]].tolist()) for row, real in zip(whole, stream.real, strict=True)]
+    assert {text[:2] for text in texts} == {"a "}, "the answers are what stood there"
+
+
+def test_the_gain_is_that_of_the_fewest_labels_and_drawn_as_measured() -> None:
+    means = {
+        ("class", "read before"): [0.5, 0.7],
+        ("class", "from scratch"): [0.4, 0.7],
+        ("word", "read before"): [0.3, 0.6],
+        ("word", "from scratch"): [0.35, 0.6],
+    }
+    budget = replace(pretraining.FULL, labels={40: 2, 160: 1})
+    gains = [m for m in pretraining.measures_of(means, budget, 0.02) if m.good is not None]
+    assert [(m.measured, m.good) for m in gains] == [("0.1", True), ("-0.05", False)]
+    pictures = pretraining.pictures_of(means, budget)
+    assert [[list(line.y) for line in picture.lines] for picture in pictures] == [
+        [[0.5, 0.7], [0.4, 0.7]],
+        [[0.3, 0.6], [0.35, 0.6]],
+    ]
+    assert list(pictures[0].lines[0].x) == [40, 160]
+
+
+def test_pre_training_in_quick_form() -> None:
+    try:
+        recipes.get(pretraining.DATA, progress=False)
+    except UserError as error:
+        lacking(str(error))
+    row = measure(experiments()["3.13"], Wish(quick=True))
+    assert row["quick"]
+    assert row["good"], row["measures"]

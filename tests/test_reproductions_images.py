@@ -89,22 +89,24 @@ def of_size(folder: Path, n: int) -> tuple[str, str]:
 
 
 def test_against_the_number_of_pictures(tmp_path: Path) -> None:
-    """The weaker inductive bias of the transformer is seen where pictures are few, and gone where there are 4,000.
+    """The weaker inductive bias of the transformer is seen where pictures are few, and fades towards 4,000.
 
-    The same number of steps and pictures a step for both, whatever the number of pictures.
+    Pictures as they are, since changed ones teach what convolutions know beforehand; the same number of steps and
+    pictures a step for both, whatever the number of pictures.
     """
+    as_they_are = {"shift": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
     rows = []
-    for n in (250, 500, 1000, 2000, 4000):
+    for n in (250, 1000, 4000):
         data, held = of_size(tmp_path / str(n), n)
         row = [n]
         for model in ("vit", "cnn"):
             out = tmp_path / str(n) / model
-            row.append(trained(data, out, model=model, validation=held, steps=1500, batch=64)[1])
+            row.append(trained(data, out, model=model, validation=held, steps=800, batch=64, **as_they_are)[1])
         rows.append(row)
         print("pictures, vit, cnn:", *row)
     gaps = [cnn - vit for _, vit, cnn in rows]
-    assert gaps[0] > 0.01
-    assert gaps[0] > gaps[-1]
+    assert gaps[0] > 0.03
+    assert gaps[0] > 2 * gaps[-1]
 
 
 @dataclass(frozen=True)

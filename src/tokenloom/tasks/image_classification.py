@@ -47,8 +47,9 @@ from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Terms, cross_entropy_term
 
 # About so many pictures are seen in all: few pictures many times, many pictures fewer times.
-SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS = 300_000, 8, 60, 200
-BATCH = 64
+SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS, BATCH = 300_000, 8, 60, 200, 64
+# Pictures of up to so many pixels a side are small: a smaller model, which has learnt them after fewer passes.
+SMALL, SMALL_EPOCHS = 12, 36
 _TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
 
 
@@ -84,8 +85,8 @@ class ImageClassification(OneLabel):
         s: ImageClassificationSettings = self.settings
         check_reading(s)
         for name in ("width", "depth", "heads"):
-            if getattr(s, name) is not None and getattr(s, name) < 1:
-                raise UserError(f"--{name} {getattr(s, name)}: must be at least 1")
+            if (value := getattr(s, name)) is not None and value < 1:
+                raise UserError(f"--{name} {value}: must be at least 1")
         limits = {"dropout": 1.0, "smoothing": 1.0, "shift": 1.0, "scale": 1.0, "elastic": 1.0, "colour": 1.0}
         for name, below in limits.items():
             value = getattr(s, name)
@@ -211,7 +212,7 @@ class ImageClassification(OneLabel):
             return
         s: ImageClassificationSettings = self.settings
         _, H, W = shape = self.patches.shape
-        small = max(H, W) <= 12
+        small = max(H, W) <= SMALL
         if s.model == "cnn":
             blocks = s.depth or max(1, min(3, min(H, W).bit_length() - 2))
             dropout = 0.2 if s.dropout is None else s.dropout
@@ -253,7 +254,8 @@ class ImageClassification(OneLabel):
     def recipe(self, material: Material) -> dict[str, Any]:
         n = len(material.training)
         batch = max(1, min(BATCH, n // 4))
-        steps = max(LEAST_STEPS, round(_epochs(n) * -(-n // batch)))
+        most = SMALL_EPOCHS if max(self.patches.shape[1:]) <= SMALL else MOST_EPOCHS
+        steps = max(LEAST_STEPS, round(min(_epochs(n), most) * -(-n // batch)))
         rates: dict[str, Any] = {"matrix_rate": 0.02, "rate": 3e-3, "weight_decay": 0.05}
         if self.settings.model == "cnn":
             rates = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.05, "decay": "all"}
@@ -263,7 +265,7 @@ class ImageClassification(OneLabel):
         c = self.model_config
         names = ("width", "depth") if self.settings.model == "cnn" else ("width", "depth", "heads", "read", "positions")
         tokens = {} if self.settings.model == "cnn" else {"tokens": self.patches.count}
-        return {**tokens, **{name: c[name] for name in names}, "classes": len(self.classes)}
+        return tokens | {name: c[name] for name in names} | {"classes": len(self.classes)}
 
     @property
     def sequence(self) -> int:
@@ -304,8 +306,7 @@ class ImageClassification(OneLabel):
         training, held = material.training, material.validation
         assert isinstance(training, PictureSamples)
         assert isinstance(held, PictureSamples)
-        found = support_vector_accuracy(training.pixels, training.labels, held.pixels, held.labels)
-        if found is None:
+        if (found := support_vector_accuracy(training.pixels, training.labels, held.pixels, held.labels)) is None:
             return None
         accuracy, C, scale = found
         note = f"C = {C:g}, γ = {scale:g} of the usual, chosen on a fifth of the training pictures"

@@ -251,7 +251,7 @@ def learnt(
     "are the best of three for each, on other definitions.",
     explanation="Filling in words needs no labels and teaches which words do the same work. What has learnt that has "
     "only to find what is asked of it, which takes few examples; what starts fresh has to learn the language from them "
-    "as well. The more labels there are, the less it matters.",
+    "as well, and 640 are still too few for that.",
     needs=DATA,
     quick=True,
     seconds=210.0,
@@ -316,7 +316,7 @@ def pictures_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> li
             log_x=True,
         )
         for use, title, caption in (
-            ("class", "A label a definition", "What has read before is ahead while labels are few."),
+            ("class", "A label a definition", "What has read before is ahead."),
             ("word", "A label a word", "The same of words, each of one definition or of the other."),
         )
     ]

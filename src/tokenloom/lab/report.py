@@ -43,6 +43,7 @@ dt { color: var(--faint); } dd { margin: 0; }
 table { border-collapse: collapse; width: 100%; margin: .8rem 0; font-size: .93rem; }
 th, td { text-align: left; padding: .3rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 td { overflow-wrap: anywhere; } td:last-child, th:last-child { white-space: nowrap; }
+td:first-child { overflow-wrap: break-word; min-width: 6rem; }
 th { color: var(--faint); font-weight: 600; border-bottom-width: 2px; }
 td.short { white-space: nowrap; }
 td.number { font-variant-numeric: tabular-nums; } td.measured { font-weight: 600; background: var(--tint); }

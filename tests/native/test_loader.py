@@ -106,7 +106,7 @@ def test_a_compiler_that_does_not_work(room: Path, cache: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", f"{room}:{os.environ['PATH']}")
     assert loader.library("small") is None
     assert "does not work" in loader.reason("small")
-    fake.write_text("#!/bin/sh\ntouch half.so\n[ $1 = --version ]\n")
+    fake.write_text(f"#!/bin/sh\ntouch {room}/half.so\n[ $1 = --version ]\n")
     forget()
     assert loader.library("small") is None
     assert "gave up: exit code 1" in loader.reason("small")

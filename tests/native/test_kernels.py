@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.native import kernels, loader, threads
-from tokenloom.native.kernels import causal_attention, linear_gelu, mlp, rms_norm
+from tokenloom.native.kernels import linear_gelu, mlp, rms_norm
 from tokenloom.nn.attention import attention, explicit_attention
-from tokenloom.nn.masks import Causal
+from tokenloom.nn.masks import Both, Causal, Mask, Padding, Window
 from tokenloom.nn.parts import MLP, RMSNorm, make_mlp
 
 native = pytest.mark.skipif(
@@ -31,6 +31,10 @@ def gelu_formula(X: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
     """x Φ(x), with Φ(x) = ½ erfc(−x/√2)."""
     Z = F.linear(X, W, b)
     return 0.5 * Z * torch.erfc(-Z / math.sqrt(2))
+
+
+def causal_attention(Q: Tensor, K: Tensor, V: Tensor) -> Tensor | None:
+    return kernels.attention(Q, K, V, causal=True)
 
 
 def attention_formula(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
@@ -219,6 +223,48 @@ def test_attention_is_its_formula(B: int, H: int, Hk: int, N: int, D: int) -> No
     held_together(causal_attention, attention_formula, inputs, drawn(B, H, N, D, seed=3).detach(), 2e-6)
 
 
+REAL = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 1, 1, 1, 0, 1, 0], [0] * 10]).bool()
+MASKS = [None, Causal(), Padding(REAL), Both(Causal(), Padding(REAL)), Both(Padding(REAL), Causal())]
+
+
+@native
+@pytest.mark.parametrize("D", [8, 24, 32])
+@pytest.mark.parametrize("mask", MASKS, ids=["all", "causal", "padded", "causal padded", "padded causal"])
+def test_attention_with_each_mask(mask: Mask | None, D: int) -> None:
+    """Padding at the end, at the start and within, of everything; a key–value head for two heads of queries."""
+    inputs = [drawn(3, 4, 10, D, scale=2), drawn(3, 2, 10, D, seed=1), drawn(3, 2, 10, D, seed=2)]
+
+    def kernel(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        Y = attention(Q, K, V, mask)
+        assert "_AttentionBackward" in _history(Y)
+        return Y
+
+    held_together(kernel, lambda *x: explicit_attention(*x, mask)[0], inputs, drawn(3, 4, 10, D, seed=3).detach(), 2e-6)
+
+
+@native
+@pytest.mark.parametrize(("N", "M"), [(1, 50), (37, 17), (6, 100), (70, 3), (4, 1)])
+def test_attention_to_a_memory(N: int, M: int) -> None:
+    """Another number of keys than of queries, padded too, and none of what is padded is read: it may be no number."""
+    real = torch.arange(M) < torch.tensor([[M], [(M + 1) // 2]])
+    inputs = [drawn(2, 3, N, 16), drawn(2, 3, M, 16, seed=1), drawn(2, 3, M, 16, seed=2)]
+    gradient = drawn(2, 3, N, 16, seed=3).detach()
+    held_together(
+        lambda *x: kernels.attention(*x, real=real),
+        lambda *x: explicit_attention(*x, Padding(real))[0],
+        *(inputs, gradient, 2e-6),
+    )
+    Y = kernels.attention(*inputs, real=real)
+    with torch.no_grad():
+        for x in inputs[1:]:
+            x[~real[:, None].expand(2, 3, M)] = math.nan
+    again = kernels.attention(*inputs, real=real)
+    assert Y is not None
+    assert again is not None
+    assert torch.equal(Y, again)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(again, inputs, gradient))
+
+
 @native
 def test_attention_takes_what_lies_anywhere_in_memory() -> None:
     """Heads beside each other, slices of one tensor, features that are apart, a gradient that is one number."""
@@ -291,6 +337,11 @@ def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: p
     assert causal_attention(*(drawn(1, 1, kernels.LONGEST + 1, 8, seed=s) for s in range(3))) is None
     assert causal_attention(drawn(1, 1, 3, 8), drawn(1, 1, 4, 8), drawn(1, 1, 4, 8)) is None
     assert causal_attention(*(drawn(0, 1, 4, 8, seed=s) for s in range(3))) is None
+    long = [drawn(1, 1, kernels.SHORT + 1, 16, seed=s) for s in range(3)]
+    assert kernels.attention(*long) is None
+    assert kernels.attention(*long, real=torch.ones(1, kernels.SHORT + 1).bool()) is not None
+    for mask in (Causal() & Window(3), Causal() & Causal() & Padding(REAL[:1])):
+        assert "_AttentionBackward" not in _history(attention(*small, mask))
     assert linear_gelu(drawn(0, 4), drawn(3, 4), None) is None
     for rows, D, hidden in ((0, 16, 16), (3, 8, 16), (3, 16, 24), (3, kernels.WIDEST + 16, 16)):
         assert mlp(drawn(rows, D), drawn(hidden, D), None, drawn(D, hidden), None, False) is None
@@ -313,14 +364,18 @@ def test_transforms_see_through() -> None:
 
 
 @native
-@pytest.mark.parametrize("what", ["gelu", "attention"])
+@pytest.mark.parametrize("what", ["gelu", "attention", "padded attention"])
 def test_second_derivatives(what: str) -> None:
     """A gradient that is to be differentiated again is made of torch's operations."""
-    inputs = (
-        [drawn(1, 2, 9, 8, seed=s) for s in range(3)] if what == "attention" else [drawn(5, 8), drawn(3, 8, seed=1)]
-    )
-    kernel: Formula = causal_attention if what == "attention" else lambda X, W: linear_gelu(X, W, None)
-    formula: Formula = attention_formula if what == "attention" else gelu_formula
+    inputs = [drawn(5, 8), drawn(3, 8, seed=1)] if what == "gelu" else [drawn(3, 2, 10, 8, seed=s) for s in range(3)]
+    kernel, formula = {
+        "gelu": (lambda X, W: linear_gelu(X, W, None), gelu_formula),
+        "attention": (causal_attention, attention_formula),
+        "padded attention": (
+            lambda *x: kernels.attention(*x, real=REAL),
+            lambda *x: explicit_attention(*x, Padding(REAL))[0],
+        ),
+    }[what]
     seconds = []
     for function in (kernel, formula):
         first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)

@@ -1,8 +1,9 @@
-// Causal attention Y = softmax(Q Kᵀ / √Dh) V of many small heads, forward and backward, with no score ever written to
-// memory that is not in the first caches. Source of the two passes: Dao et al. 2022, "FlashAttention", algorithms 1, 4.
+// Attention Y = softmax(Q Kᵀ / √Dh) V of many small heads, forward and backward, with no score ever written to memory
+// that is not in the first caches. Source of the two passes: Dao et al. 2022, "FlashAttention", algorithms 1, 4.
 //
 // Rows of 32 queries are taken at a time against all keys that they see. Products are sums of 4 rows × 16 columns in
-// registers. Everything that a product reads is packed first: heads lie beside each other in what the caller has.
+// registers. Everything that a product reads is packed first: heads lie beside each other in what the caller has, and
+// padded keys are left out, so that each query sees the first so many of the packed ones.
 
 #include <algorithm>
 #include <cmath>
@@ -45,11 +46,11 @@ inline void product(const float* A, long a_row, long a_k, const float* B, long l
 // The same for all D columns.
 template <int D, bool ADD>
 inline void product_of_head(const float* A, long a_row, long a_k, const float* B, long K, float* C) {
-    for (int c = 0; c + 2 * W <= D; c += 2 * W) product<2, ADD>(A, a_row, a_k, B + c, D, K, C + c, D);
-    if constexpr (D % (2 * W) != 0) product<1, ADD>(A, a_row, a_k, B + D - W, D, K, C + D - W, D);
+    constexpr int NV = D % (3 * W) == 0 ? 3 : D % (2 * W) == 0 ? 2 : 1;
+    for (int c = 0; c < D; c += NV * W) product<NV, ADD>(A, a_row, a_k, B + c, D, K, C + c, D);
 }
 
-// Rows of a head, packed: (rows, D), times a factor; zeros up to `padded` rows.
+// Rows of queries, packed: (rows, D), times a factor; zeros up to `padded` rows.
 template <int D>
 inline void pack(const float* from, long stride, long rows, long padded, float factor, float* to) {
     for (long i = 0; i < rows; i++)
@@ -57,13 +58,58 @@ inline void pack(const float* from, long stride, long rows, long padded, float f
     std::memset(to + rows * D, 0, sizeof(float) * (padded - rows) * D);
 }
 
-// The same, transposed: (D, padded).
-template <int D>
-inline void pack_transposed(const float* from, long stride, long rows, long padded, float* to) {
-    for (int d = 0; d < D; d++) {
-        for (long i = 0; i < rows; i++) to[d * padded + i] = from[i * stride + d];
-        for (long i = rows; i < padded; i++) to[d * padded + i] = 0.0f;
+// The keys of one row of the batch, of which the padded ones are left out, and how many of them each query sees.
+struct Keys {
+    std::vector<long> places;  // in the caller's memory
+    std::vector<int> seen;     // by query; never fewer than by the query before
+    long count, padded;
+
+    // Which of M keys are real, all if nullptr.
+    void find(const unsigned char* real, long N, long M, bool causal) {
+        places.clear();
+        seen.resize(N);
+        for (long m = 0; m < M; m++) {
+            if (real == nullptr || real[m]) places.push_back(m);
+            if (causal) seen[m] = (int)places.size();
+        }
+        count = (long)places.size(), padded = up(count, W);
+        if (!causal) std::fill(seen.begin(), seen.end(), (int)count);
     }
+
+    // By the last of up to R queries from this one on.
+    long by_group(long first) const { return seen[std::min(first + R, (long)seen.size()) - 1]; }
+
+    // (padded, D), with zeros in the end.
+    template <int D>
+    void pack(const float* from, long stride, float* to) const {
+        for (long i = 0; i < count; i++) std::memcpy(to + i * D, from + places[i] * stride, sizeof(float) * D);
+        std::memset(to + count * D, 0, sizeof(float) * (padded - count) * D);
+    }
+
+    // (D, padded).
+    template <int D>
+    void pack_transposed(const float* from, long stride, float* to) const {
+        static const float zeros[D] = {};
+        for (long i = 0; i < padded; i += W)
+            for (int d = 0; d < D; d += W) {
+                const float* rows[W];
+                for (int r = 0; r < W; r++) rows[r] = (i + r < count ? from + places[i + r] * stride : zeros) + d;
+                transpose(rows, to + d * padded + i, padded);
+            }
+    }
+
+    // Back to M rows, zeros for padded keys.
+    template <int D>
+    void unpack(const float* from, long M, float* to, long stride) const {
+        for (long m = 0, i = 0; m < M; m++)
+            if (i < count && places[i] == m) std::memcpy(to + m * stride, from + i++ * D, sizeof(float) * D);
+            else std::memset(to + m * stride, 0, sizeof(float) * D);
+    }
+};
+
+Keys& keys_of_thread() {
+    static thread_local Keys keys;
+    return keys;
 }
 
 template <int D>
@@ -72,10 +118,12 @@ inline void unpack(const float* from, long rows, float factor, float* to, long s
         for (int d = 0; d < D; d += W) store(to + i * stride + d, load(from + i * D + d) * factor);
 }
 
-// Scores of four rows, the first of them query i, with all keys up to the last that they see, in whole registers.
+// Scores of four rows with the first `seen` keys, in whole registers.
 template <int D>
-inline void scores(const float* Q, const float* transposed, long padded, long i, float* S) {
-    for (long j = 0; j < i + R; j += 2 * W) product<2, false>(Q, D, 1, transposed + j, padded, D, S + j, padded);
+inline void scores(const float* Q, const float* transposed, long padded, long seen, float* S) {
+    for (long j = 0; j < seen; j += 2 * W)
+        if (j + W < padded) product<2, false>(Q, D, 1, transposed + j, padded, D, S + j, padded);
+        else product<1, false>(Q, D, 1, transposed + j, padded, D, S + j, padded);
 }
 
 inline ivec columns(long j) {
@@ -90,50 +138,56 @@ float* scratch(long floats) {
 }
 
 struct Shape {
-    long B, H, Hk, N;
-    int threads;
+    long B, H, Hk, N, M;
+    const unsigned char* real;  // (B, M), or nullptr
+    bool causal;
     float scale;
+    int threads;
 };
 
 template <int D>
-void forward(const float* Q, const float* K, const float* V, float* Y, float* logs, const Strides* s, Shape n) {
-    const long N = n.N, padded = up(N, 2 * W), group = n.H / n.Hk;
+void forward(const float* Q, const float* K, const float* V, float* Y, float* marks, const Strides* s, Shape n) {
+    const long N = n.N, group = n.H / n.Hk;
     for_each(n.B * n.Hk, n.threads, [=](long item) {
         const long b = item / n.Hk, hk = item % n.Hk;
+        Keys& keys = keys_of_thread();
+        keys.find(n.real ? n.real + b * n.M : nullptr, N, n.M, n.causal);
+        const long padded = keys.padded;
         float* Kt = scratch(padded * 2 * D + ROWS * (2 * D + padded));
         float *Vs = Kt + padded * D, *Qs = Vs + padded * D, *Ys = Qs + ROWS * D, *S = Ys + ROWS * D;
-        pack_transposed<D>(s[1].at(K, b, hk), s[1].token, N, padded, Kt);
-        pack<D>(s[2].at(V, b, hk), s[2].token, N, padded, 1.0f, Vs);
+        keys.pack_transposed<D>(s[1].at(K, b, hk), s[1].token, Kt);
+        keys.pack<D>(s[2].at(V, b, hk), s[2].token, Vs);
         for (long h = hk * group; h < (hk + 1) * group; h++)
             for (long first = 0; first < N; first += ROWS) {
                 const long rows = N - first < ROWS ? N - first : ROWS;
                 pack<D>(s[0].at(Q, b, h) + first * s[0].token, s[0].token, rows, up(rows, R), n.scale, Qs);
                 for (long r0 = 0; r0 < rows; r0 += R) {
-                    scores<D>(Qs + r0 * D, Kt, padded, first + r0, S);
-                    const long end = up(first + r0 + R, W);
+                    const long most_seen = keys.by_group(first + r0), end = up(most_seen, W);
+                    scores<D>(Qs + r0 * D, Kt, padded, most_seen, S);
                     float inverse[R];
                     for (int r = 0; r < R; r++) {
-                        const std::int32_t i = first + r0 + r;
+                        const long i = first + r0 + r;
+                        const std::int32_t seen = i < N ? keys.seen[i] : most_seen;
                         float* row = S + r * padded;
                         vec largest = {};
                         largest += -INFINITY;
-                        for (long j = 0; j <= i; j += W) {
+                        for (long j = 0; j < seen; j += W) {
                             vec x = load(row + j);
-                            largest = (x > largest) & (columns(j) <= i) ? x : largest;
+                            largest = (x > largest) & (columns(j) < seen) ? x : largest;
                         }
                         float most = largest[0];
                         for (int c = 1; c < W; c++) most = largest[c] > most ? largest[c] : most;
                         vec total = {};
                         for (long j = 0; j < end; j += W) {
-                            vec e = dropped(exponential(load(row + j) - most), columns(j) > i);
+                            vec e = dropped(exponential(load(row + j) - most), columns(j) >= seen);
                             store(row + j, e);
                             total += e;
                         }
                         const float sum = sum_of(total);
-                        inverse[r] = 1.0f / sum;
-                        if (i < N) logs[(b * n.H + h) * N + i] = most + std::log(sum);
+                        inverse[r] = seen > 0 ? 1.0f / sum : 0.0f;
+                        if (i < N) marks[2 * ((b * n.H + h) * N + i)] = most, marks[2 * ((b * n.H + h) * N + i) + 1] = inverse[r];
                     }
-                    product_of_head<D, false>(S, padded, 1, Vs, std::min(first + r0 + R, padded), Ys);
+                    product_of_head<D, false>(S, padded, 1, Vs, most_seen, Ys);
                     float* to = s[3].at(Y, b, h) + (first + r0) * s[3].token;
                     for (long r = 0; r < R && r0 + r < rows; r++)
                         unpack<D>(Ys + r * D, 1, inverse[r], to + r * s[3].token, 0);
@@ -143,18 +197,21 @@ void forward(const float* Q, const float* K, const float* V, float* Y, float* lo
 }
 
 template <int D>
-void backward(const float* Q, const float* K, const float* V, const float* Y, const float* dY, const float* logs,
+void backward(const float* Q, const float* K, const float* V, const float* Y, const float* dY, const float* marks,
               float* dQ, float* dK, float* dV, const Strides* s, Shape n) {
-    const long N = n.N, padded = up(N, 2 * W), group = n.H / n.Hk;
+    const long N = n.N, group = n.H / n.Hk;
     for_each(n.B * n.Hk, n.threads, [=](long item) {
         const long b = item / n.Hk, hk = item % n.Hk;
+        Keys& keys = keys_of_thread();
+        keys.find(n.real ? n.real + b * n.M : nullptr, N, n.M, n.causal);
+        const long padded = keys.padded;
         float* Kt = scratch(padded * 5 * D + ROWS * (3 * D + 2 * padded));
         float *Vt = Kt + padded * D, *Ks = Vt + padded * D, *dKs = Ks + padded * D, *dVs = dKs + padded * D;
         float *Qs = dVs + padded * D, *dYs = Qs + ROWS * D, *dQs = dYs + ROWS * D;
         float *P = dQs + ROWS * D, *dS = P + ROWS * padded;
-        pack_transposed<D>(s[1].at(K, b, hk), s[1].token, N, padded, Kt);
-        pack_transposed<D>(s[2].at(V, b, hk), s[2].token, N, padded, Vt);
-        pack<D>(s[1].at(K, b, hk), s[1].token, N, padded, 1.0f, Ks);
+        keys.pack_transposed<D>(s[1].at(K, b, hk), s[1].token, Kt);
+        keys.pack_transposed<D>(s[2].at(V, b, hk), s[2].token, Vt);
+        keys.pack<D>(s[1].at(K, b, hk), s[1].token, Ks);
         std::memset(dKs, 0, sizeof(float) * padded * 2 * D);
         for (long h = hk * group; h < (hk + 1) * group; h++)
             for (long first = 0; first < N; first += ROWS) {
@@ -165,13 +222,14 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
                 pack<D>(gradient, s[4].token, rows, whole, 1.0f, dYs);
                 for (long r0 = 0; r0 < whole; r0 += R) {
                     float *Pr = P + r0 * padded, *dSr = dS + r0 * padded;
-                    scores<D>(Qs + r0 * D, Kt, padded, first + r0, Pr);
-                    scores<D>(dYs + r0 * D, Vt, padded, first + r0, dSr);
-                    const long end = up(first + r0 + R, W);
+                    const long most_seen = keys.by_group(first + r0), end = up(most_seen, W);
+                    scores<D>(Qs + r0 * D, Kt, padded, most_seen, Pr);
+                    scores<D>(dYs + r0 * D, Vt, padded, most_seen, dSr);
                     for (int r = 0; r < R; r++) {
                         const long i = first + r0 + r;
                         float *p = Pr + r * padded, *ds = dSr + r * padded;
-                        if (i >= N) {
+                        const std::int32_t seen = i < N ? keys.seen[i] : 0;
+                        if (seen == 0) {
                             std::memset(p, 0, sizeof(float) * end);
                             std::memset(ds, 0, sizeof(float) * end);
                             continue;
@@ -179,37 +237,41 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
                         vec along = {};
                         for (int d = 0; d < D; d += W)
                             along += load(dYs + (r0 + r) * D + d) * load(result + (r0 + r) * s[3].token + d);
-                        const float mean = sum_of(along), log = logs[(b * n.H + h) * N + i];
+                        const float mean = sum_of(along);
+                        const float most = marks[2 * ((b * n.H + h) * N + i)];
+                        const float inverse = marks[2 * ((b * n.H + h) * N + i) + 1];
                         for (long j = 0; j < end; j += W) {
-                            ivec future = columns(j) > (std::int32_t)i;
-                            vec e = dropped(exponential(load(p + j) - log), future);
+                            ivec unseen = columns(j) >= seen;
+                            vec e = dropped(exponential(load(p + j) - most) * inverse, unseen);
                             store(p + j, e);
-                            store(ds + j, dropped(e * (load(ds + j) - mean), future));
+                            store(ds + j, dropped(e * (load(ds + j) - mean), unseen));
                         }
                     }
-                    product_of_head<D, false>(dSr, padded, 1, Ks, std::min(first + r0 + R, padded), dQs + r0 * D);
+                    product_of_head<D, false>(dSr, padded, 1, Ks, most_seen, dQs + r0 * D);
                 }
                 unpack<D>(dQs, rows, n.scale, s[5].at(dQ, b, h) + first * s[5].token, s[5].token);
-                for (long j = 0; j < first + whole; j += R) {
-                    // Rows of queries before these keys do not see them, and hold no scores of theirs.
-                    const long from = j > first ? j - first : 0;
+                for (long j = 0, from = 0; j < keys.by_group(first + whole - R); j += R) {
+                    // Rows of queries that see none of these keys hold no scores of theirs.
+                    while (keys.by_group(first + from) <= j) from += R;
                     const float *p = P + from * padded + j, *ds = dS + from * padded + j;
                     product_of_head<D, true>(ds, 1, padded, Qs + from * D, whole - from, dKs + j * D);
                     product_of_head<D, true>(p, 1, padded, dYs + from * D, whole - from, dVs + j * D);
                 }
             }
-        unpack<D>(dKs, N, 1.0f, s[6].at(dK, b, hk), s[6].token);
-        unpack<D>(dVs, N, 1.0f, s[7].at(dV, b, hk), s[7].token);
+        keys.unpack<D>(dKs, n.M, s[6].at(dK, b, hk), s[6].token);
+        keys.unpack<D>(dVs, n.M, s[7].at(dV, b, hk), s[7].token);
     });
 }
 
 }  // namespace
 
 // Pointers to the first number; strides in numbers, (batch, head, token) of each of Q, K, V, Y; features of a head stand
-// side by side. logs (B, H, N) is what the backward pass needs of each row. Returns 0 for heads of a width not made here.
+// side by side. logs (B, H, N) is what the backward pass needs of each row. real (B, M) says which keys may be seen, all
+// if nullptr; causal: of those, query n sees the keys up to its own place, N = M. Returns 0 for heads of a width not made.
 EXPORT int attention_forward(const float* Q, const float* K, const float* V, float* Y, float* logs, const Strides* strides,
-                             long B, long H, long Hk, long N, long D, float scale, int threads) {
-    const Shape n{B, H, Hk, N, threads, scale};
+                             const unsigned char* real, long B, long H, long Hk, long N, long M, long D, int causal,
+                             float scale, int threads) {
+    const Shape n{B, H, Hk, N, M, real, causal != 0, scale, threads};
     if (D == 8) return forward<8>(Q, K, V, Y, logs, strides, n), 1;
     if (D == 16) return forward<16>(Q, K, V, Y, logs, strides, n), 1;
     if (D == 24) return forward<24>(Q, K, V, Y, logs, strides, n), 1;
@@ -219,9 +281,10 @@ EXPORT int attention_forward(const float* Q, const float* K, const float* V, flo
 
 // Strides of Q, K, V, Y, dY, dQ, dK and dV.
 EXPORT int attention_backward(const float* Q, const float* K, const float* V, const float* Y, const float* dY,
-                              const float* logs, float* dQ, float* dK, float* dV, const Strides* strides, long B, long H,
-                              long Hk, long N, long D, float scale, int threads) {
-    const Shape n{B, H, Hk, N, threads, scale};
+                              const float* logs, float* dQ, float* dK, float* dV, const Strides* strides,
+                              const unsigned char* real, long B, long H, long Hk, long N, long M, long D, int causal,
+                              float scale, int threads) {
+    const Shape n{B, H, Hk, N, M, real, causal != 0, scale, threads};
     if (D == 8) return backward<8>(Q, K, V, Y, dY, logs, dQ, dK, dV, strides, n), 1;
     if (D == 16) return backward<16>(Q, K, V, Y, dY, logs, dQ, dK, dV, strides, n), 1;
     if (D == 24) return backward<24>(Q, K, V, Y, dY, logs, dQ, dK, dV, strides, n), 1;

@@ -20,6 +20,8 @@ from tokenloom.native import loader, threads
 
 # Attention of longer windows and of wider heads is left to torch's fused kernel, which has less to lose there.
 LONGEST, WIDTHS = 256, (8, 16, 24, 32)
+# The same where every query sees every key, unless heads are of 8 features, of which torch's kernel makes more.
+SHORT = 50
 # Weights of a wider MLP do not stay in the second cache: there the library's products are as fast.
 WIDEST = 192
 
@@ -42,8 +44,8 @@ _TYPES: dict[str, dict[str, list[Any]]] = {
         "rms_rows": [],
     },
     "attention": {
-        "attention_forward": [*[_POINTER] * 6, *[_LONG] * 5, _FLOAT, _INT],
-        "attention_backward": [*[_POINTER] * 10, *[_LONG] * 5, _FLOAT, _INT],
+        "attention_forward": [*[_POINTER] * 7, *[_LONG] * 6, _INT, _FLOAT, _INT],
+        "attention_backward": [*[_POINTER] * 11, *[_LONG] * 6, _INT, _FLOAT, _INT],
     },
 }
 
@@ -272,59 +274,69 @@ def _rows(X: Tensor) -> tuple[int, int]:
     return X.numel() // X.shape[-1], X.shape[-1]
 
 
-def causal_attention(Q: Tensor, K: Tensor, V: Tensor) -> Tensor | None:
-    """softmax(Q Kᵀ / √Dh) V, in which no query sees a later key; None where torch has to do it.
+def attention(Q: Tensor, K: Tensor, V: Tensor, *, causal: bool = False, real: Tensor | None = None) -> Tensor | None:
+    """softmax(Q Kᵀ / √Dh) V over the keys that are seen; None where torch has to do it.
 
-    Q: (B, H, N, Dh). K, V: (B, Hk, N, Dh), H a multiple of Hk. Any strides with features side by side, so that heads
-    that stand beside each other are not copied. Returns (B, H, N, Dh) in the memory order (B, N, H, Dh).
+    Q: (B, H, N, Dh). K, V: (B, Hk, M, Dh), H a multiple of Hk. Any strides with features side by side, so that heads
+    that stand beside each other are not copied. causal: no query sees a later key, N = M. real: (B, M) bool, True for
+    the keys that may be seen at all. A query that sees nothing gives zeros. Returns (B, H, N, Dh) in the memory order
+    (B, N, H, Dh).
     """
     B, H, N, D = Q.shape
-    if not (0 < N <= LONGEST and D in WIDTHS and B * H and V.shape == K.shape and K.shape[2] == N):
+    M = K.shape[2]
+    if not (0 < N <= LONGEST and 0 < M <= LONGEST and D in WIDTHS and B * H and V.shape == K.shape):
+        return None
+    if not causal and real is None and M > SHORT and D > 8:
+        return None
+    if (causal and N != M) or not (real is None or (real.shape == (B, M) and real.device.type == "cpu")):
         return None
     if not _usable("attention", Q, K, V):
         return None
-    Y: Tensor = _CausalAttention.apply(Q, K, V)  # type: ignore[no-untyped-call]
+    Y: Tensor = _Attention.apply(Q, K, V, causal, None if real is None else real.contiguous())  # type: ignore[no-untyped-call]
     return Y
 
 
-class _CausalAttention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+    def forward(ctx: Any, Q: Tensor, K: Tensor, V: Tensor, causal: bool, real: Tensor | None) -> Tensor:
         B, H, N, D = Q.shape
         packed = [_side_by_side(X) for X in (Q, K, V)]
         Y = Q.new_empty(B, N, H, D).transpose(1, 2)
-        logs = Q.new_empty(B, H, N)
+        marks = Q.new_empty(B, H, N, 2)
         _typed("attention").attention_forward(
-            *_pointers(*packed, Y, logs), _strides(*packed, Y), *_shape(Q, K), 1 / math.sqrt(D), torch.get_num_threads()
+            *_pointers(*packed, Y, marks), _strides(*packed, Y), *_pointers(real), *_shape(Q, K, causal)
         )
-        ctx.save_for_backward(Q, K, V, Y, logs)
+        ctx.causal = causal
+        ctx.save_for_backward(Q, K, V, Y, marks, real)
         return Y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        Q, K, V, Y, logs = ctx.saved_tensors
+        Q, K, V, Y, marks, real = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(_by_formula, (Q, K, V), gradient)
+            return *_again(functools.partial(_by_formula, ctx.causal, real), (Q, K, V), gradient), None, None
         packed = [_side_by_side(X) for X in (Q, K, V)]
         results = [_like(X) for X in packed]
         gradient = _side_by_side(gradient)
         _typed("attention").attention_backward(
-            *_pointers(*packed, Y, gradient, logs, *results),
+            *_pointers(*packed, Y, gradient, marks, *results),
             _strides(*packed, Y, gradient, *results),
-            *_shape(Q, K),
-            1 / math.sqrt(Q.shape[-1]),
-            torch.get_num_threads(),
+            *_pointers(real),
+            *_shape(Q, K, ctx.causal),
         )
-        return tuple(results)
+        return *results, None, None
 
 
-def _by_formula(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+def _by_formula(causal: bool, real: Tensor | None, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
     """The same by operations that can be differentiated twice, which torch's fused kernel cannot."""
-    group, N = Q.shape[1] // K.shape[1], Q.shape[2]
+    group, N, M = Q.shape[1] // K.shape[1], Q.shape[2], K.shape[2]
     K, V = K.repeat_interleave(group, 1), V.repeat_interleave(group, 1)
-    future = torch.ones(N, N, dtype=torch.bool).triu(1)
-    scores = Q @ K.transpose(-2, -1) / math.sqrt(Q.shape[-1])
-    return scores.masked_fill(future, -math.inf).softmax(-1) @ V
+    unseen = torch.ones(N, M, dtype=torch.bool).triu(1) if causal else torch.zeros(N, M, dtype=torch.bool)
+    if real is not None:
+        unseen = unseen | ~real[:, None, None, :]
+    scores = (Q @ K.transpose(-2, -1) / math.sqrt(Q.shape[-1])).masked_fill(unseen, -math.inf)
+    nothing = unseen.all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0) @ V
 
 
 def _side_by_side(X: Tensor) -> Tensor:
@@ -346,6 +358,6 @@ def _strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_long]:
     return (ctypes.c_long * len(steps))(*steps)
 
 
-def _shape(Q: Tensor, K: Tensor) -> tuple[int, int, int, int, int]:
+def _shape(Q: Tensor, K: Tensor, causal: bool) -> tuple[int, int, int, int, int, int, bool, float, int]:
     B, H, N, D = Q.shape
-    return B, H, K.shape[1], N, D
+    return B, H, K.shape[1], N, K.shape[2], D, causal, 1 / math.sqrt(D), torch.get_num_threads()

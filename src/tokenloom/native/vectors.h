@@ -41,6 +41,30 @@ inline vec exponential(vec x) {
     return dropped(y * power, x < -87.0f);
 }
 
+// Eight rows of eight floats, transposed: to[c · stride + r] = rows[r][c].
+inline void transpose(const float* const rows[W], float* to, long stride) {
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+    vec x[W], y[W];
+    for (int r = 0; r < W; r++) x[r] = load(rows[r]);
+    for (int r = 0; r < W; r += 2) {
+        y[r] = __builtin_shufflevector(x[r], x[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        y[r + 1] = __builtin_shufflevector(x[r], x[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int r = 0; r < W; r += 4)
+        for (int c = 0; c < 2; c++) {
+            x[r + 2 * c] = __builtin_shufflevector(y[r + c], y[r + c + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            x[r + 2 * c + 1] = __builtin_shufflevector(y[r + c], y[r + c + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int c = 0; c < 4; c++) {
+        store(to + c * stride, __builtin_shufflevector(x[c], x[c + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+        store(to + (c + 4) * stride, __builtin_shufflevector(x[c], x[c + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+    }
+#else
+    for (int r = 0; r < W; r++)
+        for (int c = 0; c < W; c++) to[c * stride + r] = rows[r][c];
+#endif
+}
+
 inline float sum_of(vec x) {
     float total = 0.0f;
     for (int i = 0; i < W; i++) total += x[i];

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from tokenloom.native.kernels import causal_attention
+from tokenloom.native import kernels
 from tokenloom.nn.cache import LayerCache
-from tokenloom.nn.masks import Causal, Mask, materialise
+from tokenloom.nn.masks import Both, Causal, Mask, Padding, materialise
 from tokenloom.nn.positions import Placement, rotate
 from tokenloom.nn.taps import Taps
 
@@ -103,8 +103,8 @@ def fused_attention(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None = None, b
     offset = mask.offset if isinstance(mask, Causal) and isinstance(mask.offset, int) else None
     if offset is not None and offset >= M - 1:
         mask = None  # every key lies in the past of every query
-    if bias is None and offset == 0 and N == M:
-        Y = causal_attention(Q, K, V)
+    if bias is None:
+        Y = _native(Q, K, V, mask)
         if Y is not None:
             return Y
     if bias is None and mask is None and N == 1 and K.shape[1] != H:
@@ -122,6 +122,19 @@ def fused_attention(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None = None, b
         return _masked_block(Q, K, V, mask, bias, 0, N)
     blocks = [_without_keeping(Q, K, V, mask, bias, start, min(start + rows, N)) for start in range(0, N, rows)]
     return torch.cat(blocks, dim=-2)
+
+
+def _native(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None) -> Tensor | None:
+    """By our own kernel where there is one for this mask and these tensors, else None."""
+    causal, real = False, None
+    for part in (mask.first, mask.second) if isinstance(mask, Both) else (mask,):
+        if isinstance(part, Padding) and real is None:
+            real = part.real
+        elif isinstance(part, Causal) and isinstance(part.offset, int) and part.offset == 0:
+            causal = True
+        elif part is not None:
+            return None
+    return kernels.attention(Q, K, V, causal=causal, real=real)
 
 
 def _rows_at_a_time(Q: Tensor, K: Tensor, mask: Mask | None) -> int:

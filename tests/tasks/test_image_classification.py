@@ -18,6 +18,7 @@ from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.tasks.images.examples import stripes
 from tokenloom.tasks.images.looking import rollout
 from tokenloom.tasks.images.settings import ImageClassificationSettings, pair
+from tokenloom.tasks.labels import vectors
 from tokenloom.tasks.labels.vectors import block, support_vector_accuracy, values_of
 from tokenloom.training.batches import Moment
 
@@ -156,6 +157,12 @@ def test_the_simple_method_learns() -> None:
     assert found is not None
     assert found[0] >= 0.95
     assert support_vector_accuracy(pixels[:4:2], labels[:4:2], pixels, labels) is None
+    # The same again is not fitted again; one other label is another question.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(vectors, "_fitted", lambda *given: (0.0, 0.0, 0.0))
+        assert support_vector_accuracy(pixels[:40], labels[:40], pixels[40:], labels[40:]) == found
+        assert support_vector_accuracy(pixels[:40], 1 - labels[:40], pixels[40:], labels[40:]) == (0.0, 0.0, 0.0)
+        vectors._known.popitem()
 
 
 def test_large_pictures_are_averaged_for_the_simple_method() -> None:

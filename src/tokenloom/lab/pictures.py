@@ -112,10 +112,11 @@ def vision(bench: Bench) -> Outcome:
     behind = [cnn - vit for _, cnn, vit in found]
     measures += _vision_bounds(bench, behind, found[-1])
     lines = [Line(name, counts, column) for name, column in zip(names, columns, strict=True)]
-    caption = f"With {counts[0]:,} pictures the transformer is {behind[0]:.1%} behind the convolutional network, with "
+    first, last = (f"{100 * one:.1f} points" for one in (behind[0], behind[-1]))
+    caption = f"With {counts[0]:,} pictures the transformer is {first} behind the convolutional network, with "
     curve = Picture(
         "Accuracy against the number of pictures",
-        f"{caption}{counts[-1]:,} it is {behind[-1]:.1%} behind.",
+        f"{caption}{counts[-1]:,} it is {last} behind.",
         "pictures to learn from",
         "accuracy on those held out",
         lines,
@@ -134,7 +135,7 @@ def _vision_bounds(bench: Bench, behind: Sequence[float], most: tuple[float, flo
     return [
         at_least("distance to the convolutional network: fewest − most pictures", 0.05, behind[0] - behind[-1], OWN),
         at_least("transformer, 4,000 pictures", 0.9, vit, OWN),
-        shown("transformer − machine, 4,000 pictures", f"{vit - machine:+.1%}"),
+        shown("transformer − machine, 4,000 pictures", f"{100 * (vit - machine):+.1f} points"),
     ]
 
 

@@ -17,7 +17,7 @@ from tokenloom.nn.masks import Both, Causal, Mask, Padding, Window
 from tokenloom.nn.parts import MLP, RMSNorm, make_mlp
 
 native = pytest.mark.skipif(
-    any(map(loader.reason, ("gelu", "mlp", "norm", "attention"))),
+    any(map(loader.reason, ("gelu", "mlp", "norm", "attention", "newton_schulz"))),
     reason="no native kernels here: " + loader.reason("gelu"),
 )
 Formula = Callable[..., Tensor]

@@ -226,8 +226,9 @@ def test_accumulation_may_change_on_resume(tmp_path: Path) -> None:
 # Breaking down.
 
 
-def poisoned(settings: TrainingSettings, at: int) -> tuple[NextToken, Any]:
-    """A task that spoils a weight just before the loss of a step is asked for."""
+def poisoned(settings: TrainingSettings, at: int, row: int | slice = 0) -> tuple[NextToken, Any]:
+    """A task that spoils weights just before the loss of a step is asked for: a row of the embedding, that of padding
+    unless another is given."""
     seen = [0]
 
     def hook(model: nn.Module, batch: Batch) -> None:
@@ -235,7 +236,7 @@ def poisoned(settings: TrainingSettings, at: int) -> tuple[NextToken, Any]:
             seen[0] += 1
             if seen[0] == at:
                 with torch.no_grad():
-                    next(model.parameters())[0] = math.nan
+                    next(model.parameters())[row] = math.nan
 
     return NextToken(hook), batches_of(settings)
 
@@ -324,7 +325,7 @@ def test_a_gradient_that_is_no_number_stops_training_though_the_loss_is_one(tmp_
 
 
 def test_a_loss_that_is_no_number_is_told_as_such() -> None:
-    task, batches = poisoned(tiny_settings(), at=1)
+    task, batches = poisoned(tiny_settings(), at=1, row=slice(None))
     with pytest.raises(NonFiniteLoss, match="step 1: the loss is nan"):
         list(fit(task, tiny_gpt(), tiny_settings(), batches, VALIDATION))
 

@@ -24,6 +24,8 @@ LONGEST, WIDTHS = 256, (8, 16, 24, 32)
 SHORT = 50
 # Weights of a wider MLP do not stay in the second cache: there the library's products are as fast.
 WIDEST = 192
+# Rows of matrices that Muon makes orthogonal: those of larger ones are few, and better shared out within a product.
+LARGEST = 256
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _TYPES: dict[str, dict[str, list[Any]]] = {
@@ -43,6 +45,7 @@ _TYPES: dict[str, dict[str, list[Any]]] = {
         "rms_backward": [*[_POINTER] * 5, _LONG, _LONG, _FLOAT, _INT],
         "rms_rows": [],
     },
+    "newton_schulz": {"newton_schulz": [_POINTER, *[_LONG] * 3, *[_FLOAT] * 3, _INT, _INT]},
     "attention": {
         "attention_forward": [*[_POINTER] * 7, *[_LONG] * 6, _INT, _FLOAT, _INT],
         "attention_backward": [*[_POINTER] * 11, *[_LONG] * 6, _INT, _FLOAT, _INT],
@@ -83,9 +86,13 @@ def _usable(name: str, *tensors: Tensor | None) -> bool:
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not torch.is_autocast_enabled("cpu")
         and not _watched()
-        and loader.library(name) is not None
-        and (torch.get_num_threads() == 1 or threads.entry() != 0)
+        and _there(name)
     )
+
+
+def _there(name: str) -> bool:
+    """Whether there is such a library, which may use all the threads that torch uses."""
+    return loader.library(name) is not None and (torch.get_num_threads() == 1 or threads.entry() != 0)
 
 
 def _watched() -> bool:
@@ -337,6 +344,22 @@ def _by_formula(causal: bool, real: Tensor | None, Q: Tensor, K: Tensor, V: Tens
     scores = (Q @ K.transpose(-2, -1) / math.sqrt(Q.shape[-1])).masked_fill(unseen, -math.inf)
     nothing = unseen.all(-1, keepdim=True)
     return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0) @ V
+
+
+def newton_schulz(X: Tensor, polynomial: tuple[float, float, float], steps: int) -> Tensor | None:
+    """X ← (a I + b A + c A²) X with A = X Xᵀ, `steps` times; None where torch has to do it.
+
+    X: (n, rows, columns) with rows ≤ columns, no gradients. polynomial: a, b, c.
+    """
+    n, rows, columns = X.shape
+    if not (n and 0 < rows <= min(columns, LARGEST)) or type(X) is not Tensor or X.dtype is not torch.float32:
+        return None
+    if X.device.type != "cpu" or torch.compiler.is_compiling() or _watched() or not _there("newton_schulz"):
+        return None
+    X = X.detach().clone(memory_format=torch.contiguous_format)
+    library = _typed("newton_schulz")
+    library.newton_schulz(X.data_ptr(), n, rows, columns, *polynomial, steps, torch.get_num_threads())
+    return X
 
 
 def _side_by_side(X: Tensor) -> Tensor:

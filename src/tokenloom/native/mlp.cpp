@@ -1,68 +1,17 @@
 // W_out f(W_in x + b) + b', forward and back: both products of a block of rows while what is between them is in the
 // second cache. Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication", for the blocks.
-//
-// A product is a sum of 6 rows × 16 columns in registers. Its second factor stands in panels of 16 columns, each (K, 16),
-// and so do the activations, (n, 16) for a block of n rows: one product writes what the next one reads in order.
+// Activations stand in panels too, (n, 16) for a block of n rows: one product writes what the next one reads in order.
 
 #include <algorithm>
-#include <type_traits>
 
 #include "activations.h"
+#include "panels.h"
 #include "threads.h"
 
 namespace {
 
-constexpr long P = 2 * W;   // columns of a panel
 constexpr long ROWS = 96;   // of a block
 constexpr long GROUPS = 8;  // of blocks, each with sums of its own for weights: the same for any number of threads
-
-// c (T, 16) += a b with a(i, k) = a[i si + k sk], and b (K, 16) a panel.
-template <int T>
-inline void product(const float* a, long si, long sk, const float* b, long K, vec (&c)[T][2]) {
-    for (long k = 0; k < K; k++, a += sk, b += P) {
-        vec left = load(b), right = load(b + W);
-#pragma GCC unroll 6
-        for (int i = 0; i < T; i++) {
-            float x = a[i * si];
-            c[i][0] += x * left;
-            c[i][1] += x * right;
-        }
-    }
-}
-
-// Rows of 16, `step` apart.
-template <int T>
-inline void store_rows(float* to, long step, const vec (&c)[T][2]) {
-    for (int i = 0; i < T; i++) store(to + i * step, c[i][0]), store(to + i * step + W, c[i][1]);
-}
-
-template <int T>
-inline void fill(vec (&c)[T][2], const float* bias) {
-    vec left = {}, right = {};
-    if (bias) left = load(bias), right = load(bias + W);
-    for (int i = 0; i < T; i++) c[i][0] = left, c[i][1] = right;
-}
-
-// f(first row, how many) for n rows, 6 at a time, with the number as a type.
-template <class F>
-inline void by_rows(long n, const F& f) {
-    long r = 0;
-    for (; r + 6 <= n; r += 6) f(r, std::integral_constant<int, 6>{});
-    switch (n - r) {
-        case 5: return f(r, std::integral_constant<int, 5>{});
-        case 4: return f(r, std::integral_constant<int, 4>{});
-        case 3: return f(r, std::integral_constant<int, 3>{});
-        case 2: return f(r, std::integral_constant<int, 2>{});
-        case 1: return f(r, std::integral_constant<int, 1>{});
-    }
-}
-
-// The (K, columns) matrix with such steps from row to row and from column to column, in panels.
-void pack(const float* from, long row, long column, long K, long columns, float* to) {
-    for (long p = 0; p < columns; p += P)
-        for (long k = 0; k < K; k++)
-            for (long j = 0; j < P; j++) *to++ = from[k * row + (p + j) * column];
-}
 
 // y (n, D) = h b + bias, with h (n, F) and b (F, D) in panels.
 inline void narrow(const float* h, const float* b, const float* bias, float* y, long n, long D, long F) {

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenloom.native import kernels
 from tokenloom.training.distributed import like, whole
 
 # The quintic's coefficients and the number of steps, of Jordan et al.: singular values end within about 0.7 … 1.2.
@@ -72,6 +73,8 @@ def newton_schulz(X: Tensor) -> Tensor:
     """X ← p(X Xᵀ) X, with p(A) = a I + b A + c A², `STEPS` times. X: (n, rows, columns), rows ≤ columns."""
     a, b, c = QUINTIC
     X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=TINY)
+    if (found := kernels.newton_schulz(X, QUINTIC, STEPS)) is not None:
+        return found
     if X.shape[2] < 2 * X.shape[1] or X.dtype == torch.bfloat16:
         for _ in range(STEPS):
             A = X @ X.mT

@@ -44,7 +44,7 @@ STAGE = "codes"
 CELLS = 64 * 49
 # Passes over the pictures, of which each is seen in several ways; over pixels, so many that each picture adds about
 # this many cells in all. At least so many steps.
-EPOCHS, CELLS_SEEN, LEAST_STEPS = 38, 3 * 784, 300
+EPOCHS, CELLS_SEEN, LEAST_STEPS = 38, 1800, 300
 # Cells that are made at a time, in pictures.
 TOGETHER = 100
 COPIES = 8
@@ -161,8 +161,8 @@ class ImageGeneration(Task):
     def recipe(self, material: Material) -> dict[str, Any]:
         batch = max(4, min(64, round(CELLS / self.config.cells)))
         epoch = -(-len(material.training) // batch)
-        epochs = EPOCHS if self.lossy else min(EPOCHS, max(1, round(CELLS_SEEN / self.config.cells)))
-        steps = max(LEAST_STEPS, epochs * epoch)
+        epochs = EPOCHS if self.lossy else min(EPOCHS, max(1.0, CELLS_SEEN / self.config.cells))
+        steps = max(LEAST_STEPS, round(epochs * epoch))
         return {"batch": batch, "steps": steps, "decay_share": 1.0}
 
     def derived(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ struct Keys {
     }
 
     // By the last of up to R queries from this one on.
-    long by_group(long first) const { return seen[std::min(first + R, (long)seen.size()) - 1]; }
+    long seen_by_group(long first) const { return seen[std::min(first + R, (long)seen.size()) - 1]; }
 
     // (padded, D), with zeros in the end.
     template <int D>
@@ -162,7 +162,7 @@ void forward(const float* Q, const float* K, const float* V, float* Y, float* ma
                 const long rows = N - first < ROWS ? N - first : ROWS;
                 pack<D>(s[0].at(Q, b, h) + first * s[0].token, s[0].token, rows, up(rows, R), n.scale, Qs);
                 for (long r0 = 0; r0 < rows; r0 += R) {
-                    const long most_seen = keys.by_group(first + r0), end = up(most_seen, W);
+                    const long most_seen = keys.seen_by_group(first + r0), end = up(most_seen, W);
                     scores<D>(Qs + r0 * D, Kt, padded, most_seen, S);
                     float inverse[R];
                     for (int r = 0; r < R; r++) {
@@ -185,7 +185,10 @@ void forward(const float* Q, const float* K, const float* V, float* Y, float* ma
                         }
                         const float sum = sum_of(total);
                         inverse[r] = seen > 0 ? 1.0f / sum : 0.0f;
-                        if (i < N) marks[2 * ((b * n.H + h) * N + i)] = most, marks[2 * ((b * n.H + h) * N + i) + 1] = inverse[r];
+                        if (i < N) {
+                            float* mark = marks + 2 * ((b * n.H + h) * N + i);
+                            mark[0] = most, mark[1] = inverse[r];
+                        }
                     }
                     product_of_head<D, false>(S, padded, 1, Vs, most_seen, Ys);
                     float* to = s[3].at(Y, b, h) + (first + r0) * s[3].token;
@@ -222,7 +225,7 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
                 pack<D>(gradient, s[4].token, rows, whole, 1.0f, dYs);
                 for (long r0 = 0; r0 < whole; r0 += R) {
                     float *Pr = P + r0 * padded, *dSr = dS + r0 * padded;
-                    const long most_seen = keys.by_group(first + r0), end = up(most_seen, W);
+                    const long most_seen = keys.seen_by_group(first + r0), end = up(most_seen, W);
                     scores<D>(Qs + r0 * D, Kt, padded, most_seen, Pr);
                     scores<D>(dYs + r0 * D, Vt, padded, most_seen, dSr);
                     for (int r = 0; r < R; r++) {
@@ -238,8 +241,8 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
                         for (int d = 0; d < D; d += W)
                             along += load(dYs + (r0 + r) * D + d) * load(result + (r0 + r) * s[3].token + d);
                         const float mean = sum_of(along);
-                        const float most = marks[2 * ((b * n.H + h) * N + i)];
-                        const float inverse = marks[2 * ((b * n.H + h) * N + i) + 1];
+                        const float* mark = marks + 2 * ((b * n.H + h) * N + i);
+                        const float most = mark[0], inverse = mark[1];
                         for (long j = 0; j < end; j += W) {
                             ivec unseen = columns(j) >= seen;
                             vec e = dropped(exponential(load(p + j) - most) * inverse, unseen);
@@ -250,9 +253,9 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
                     product_of_head<D, false>(dSr, padded, 1, Ks, most_seen, dQs + r0 * D);
                 }
                 unpack<D>(dQs, rows, n.scale, s[5].at(dQ, b, h) + first * s[5].token, s[5].token);
-                for (long j = 0, from = 0; j < keys.by_group(first + whole - R); j += R) {
+                for (long j = 0, from = 0; j < keys.seen_by_group(first + whole - R); j += R) {
                     // Rows of queries that see none of these keys hold no scores of theirs.
-                    while (keys.by_group(first + from) <= j) from += R;
+                    while (keys.seen_by_group(first + from) <= j) from += R;
                     const float *p = P + from * padded + j, *ds = dS + from * padded + j;
                     product_of_head<D, true>(ds, 1, padded, Qs + from * D, whole - from, dKs + j * D);
                     product_of_head<D, true>(p, 1, padded, dYs + from * D, whole - from, dVs + j * D);
@@ -266,28 +269,29 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
 }  // namespace
 
 // Pointers to the first number; strides in numbers, (batch, head, token) of each of Q, K, V, Y; features of a head stand
-// side by side. logs (B, H, N) is what the backward pass needs of each row. real (B, M) says which keys may be seen, all
-// if nullptr; causal: of those, query n sees the keys up to its own place, N = M. Returns 0 for heads of a width not made.
-EXPORT int attention_forward(const float* Q, const float* K, const float* V, float* Y, float* logs, const Strides* strides,
+// side by side. marks (B, H, N, 2) are for the backward pass: of each row the largest score, and one over the sum of
+// exponentials. real (B, M) says which keys may be seen, all if nullptr; causal: of those, query n sees the keys up to its
+// own place, N = M. Returns 0 for heads of a width not made.
+EXPORT int attention_forward(const float* Q, const float* K, const float* V, float* Y, float* marks, const Strides* strides,
                              const unsigned char* real, long B, long H, long Hk, long N, long M, long D, int causal,
                              float scale, int threads) {
     const Shape n{B, H, Hk, N, M, real, causal != 0, scale, threads};
-    if (D == 8) return forward<8>(Q, K, V, Y, logs, strides, n), 1;
-    if (D == 16) return forward<16>(Q, K, V, Y, logs, strides, n), 1;
-    if (D == 24) return forward<24>(Q, K, V, Y, logs, strides, n), 1;
-    if (D == 32) return forward<32>(Q, K, V, Y, logs, strides, n), 1;
+    if (D == 8) return forward<8>(Q, K, V, Y, marks, strides, n), 1;
+    if (D == 16) return forward<16>(Q, K, V, Y, marks, strides, n), 1;
+    if (D == 24) return forward<24>(Q, K, V, Y, marks, strides, n), 1;
+    if (D == 32) return forward<32>(Q, K, V, Y, marks, strides, n), 1;
     return 0;
 }
 
 // Strides of Q, K, V, Y, dY, dQ, dK and dV.
 EXPORT int attention_backward(const float* Q, const float* K, const float* V, const float* Y, const float* dY,
-                              const float* logs, float* dQ, float* dK, float* dV, const Strides* strides,
+                              const float* marks, float* dQ, float* dK, float* dV, const Strides* strides,
                               const unsigned char* real, long B, long H, long Hk, long N, long M, long D, int causal,
                               float scale, int threads) {
     const Shape n{B, H, Hk, N, M, real, causal != 0, scale, threads};
-    if (D == 8) return backward<8>(Q, K, V, Y, dY, logs, dQ, dK, dV, strides, n), 1;
-    if (D == 16) return backward<16>(Q, K, V, Y, dY, logs, dQ, dK, dV, strides, n), 1;
-    if (D == 24) return backward<24>(Q, K, V, Y, dY, logs, dQ, dK, dV, strides, n), 1;
-    if (D == 32) return backward<32>(Q, K, V, Y, dY, logs, dQ, dK, dV, strides, n), 1;
+    if (D == 8) return backward<8>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
+    if (D == 16) return backward<16>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
+    if (D == 24) return backward<24>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
+    if (D == 32) return backward<32>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
     return 0;
 }

@@ -128,6 +128,11 @@ TextGeneration.prepare = lambda self, data: os.kill(os.getpid(), signal.SIGINT)
     assert done.returncode == 130
     assert done.stderr == "tokenloom: stopped at once\n"
     assert not (tmp_path / "run").exists()
+    out = str(tmp_path / "run")
+    assert with_signals("", ["train", str(rhyme), *TINY, "--steps", "2", "--out", out], environment).returncode == 0
+    done = with_signals(while_reading, ["train", "--resume", "--steps", "4", "--out", out], environment)
+    assert done.returncode == 130
+    assert done.stderr == "tokenloom: stopped at once; the run is as it was before\n"
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.Monke
         raise UserError("no network")
 
     monkeypatch.setattr("tokenloom.data.recipes.get", refuse)
-    with pytest.raises(UserError, match="tokenloom data get tinyshakespeare"):
-        next(run([made("1", needs="tinyshakespeare")], Folder(tmp_path), Wish()))
+    with pytest.raises(UserError, match=r"tokenloom data get tinyshakespeare .*; asked for by 2, 3$"):
+        next(run([made("1"), *(made(id, needs="tinyshakespeare") for id in "23")], Folder(tmp_path), Wish()))
 
 
 def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:

@@ -165,6 +165,14 @@ def test_the_simple_method_learns() -> None:
         vectors._known.popitem()
 
 
+def test_without_the_simple_method_the_report_says_so(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "find_spec", lambda name: None)
+    lines = ImageClassification().prepare(str(run[1])).lines
+    assert ["tokenloom[digits]" in line for line in lines if line.startswith("to beat")] == [True]
+    monkeypatch.undo()
+    assert not any(line.startswith("to beat") for line in ImageClassification().prepare(str(run[1])).lines)
+
+
 def test_large_pictures_are_averaged_for_the_simple_method() -> None:
     """32 × 32 in colour stay as they are, and 65 × 33 grey; 65 × 65 in colour are averaged over 3 × 3."""
     assert (block((3, 32, 32)), block((1, 65, 33)), block((3, 65, 65))) == (1, 1, 3)

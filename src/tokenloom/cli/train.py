@@ -150,6 +150,8 @@ def _with_way_on(
     """The same error, telling also what was kept and how to go on."""
     text = str(error) or "stopped at once"
     if display.saved is None or fitting.folder is None:
+        if fitting.resume and isinstance(error, KeyboardInterrupt):
+            text += "; the run is as it was before"
         return type(error)(text)
     where, step = shlex.quote(str(fitting.folder.path)), display.saved.step
     if isinstance(error, KeyboardInterrupt):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tokenloom.data import recipes
+from tokenloom.data.names import some
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Bench, Experiment, Outcome, order
 from tokenloom.version import VERSION
@@ -98,8 +99,9 @@ def check_data(chosen: Sequence[Experiment], quick: bool = False) -> None:
         try:
             recipes.get(name)
         except UserError as error:
+            rows = some([one.id for one in chosen if one.data(quick) == name])
             raise UserError(
-                f"the data set {name} is missing: tokenloom data get {name} fetches it ({error})"
+                f"the data set {name} is missing: tokenloom data get {name} fetches it ({error}); asked for by {rows}"
             ) from error
 
 

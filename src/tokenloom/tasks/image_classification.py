@@ -40,7 +40,7 @@ from tokenloom.tasks.images.settings import (
     pair,
 )
 from tokenloom.tasks.labels.one_label import OneLabel, measured_terms
-from tokenloom.tasks.labels.vectors import MOST, block, support_vector_accuracy
+from tokenloom.tasks.labels.vectors import MOST, block, support_vector_accuracy, why_no_machine
 from tokenloom.tokens.image import Patches
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
@@ -125,7 +125,7 @@ class ImageClassification(OneLabel):
         # A picture that is seen less often needs less change to look new each time.
         self.settings = self.settings.with_changes(math.sqrt(_epochs(len(parts.training)) / MOST_EPOCHS))
         tokens = f"{self.patches.count} a picture, patches of {self.patches.patch[0]} × {self.patches.patch[1]} pixels"
-        report = PictureReport.of(parts, {"tokens": tokens} if s.model == "vit" else {})
+        report = PictureReport.of(parts, ({"tokens": tokens} if s.model == "vit" else {}) | why_no_machine())
         training, held = self._samples(parts.training), self._samples(parts.validation)
         return Material(training, held, report.lines(), report.as_dict())
 

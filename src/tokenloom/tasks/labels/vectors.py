@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -34,6 +35,13 @@ def values_of(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     averaged = (avg_pool2d(torch.from_numpy(one)[None].float(), side, ceil_mode=True) for one in pixels)
     values: NDArray[np.float32] = torch.cat([one.flatten(1) for one in averaged]).div_(255).numpy()
     return values
+
+
+def why_no_machine() -> dict[str, str]:
+    """What a report says where scikit-learn is not installed."""
+    if find_spec("sklearn") is not None:
+        return {}
+    return {"to beat": "nothing: the simple method needs scikit-learn (pip install 'tokenloom[digits]')"}
 
 
 def support_vector_accuracy(

@@ -1,58 +1,35 @@
 """The kernels against their formulas in float64, with gradients, and against torch where it decides what is right."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
+from held_kernels import (
+    REAL,
+    Formula,
+    assert_equal_to,
+    attention_formula,
+    causal_attention,
+    drawn,
+    history,
+    native,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.native import kernels, loader, threads
 from tokenloom.native.kernels import linear_gelu, mlp, rms_norm
 from tokenloom.nn.attention import attention, explicit_attention
-from tokenloom.nn.masks import Both, Causal, Mask, Padding, Window
+from tokenloom.nn.masks import Causal, Padding, Window
 from tokenloom.nn.parts import MLP, RMSNorm, make_mlp
-
-native = pytest.mark.skipif(
-    any(map(loader.reason, ("gelu", "mlp", "norm", "attention", "newton_schulz"))),
-    reason="no native kernels here: " + loader.reason("gelu"),
-)
-Formula = Callable[..., Tensor]
-
-
-def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).requires_grad_()
 
 
 def gelu_formula(X: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
     """x Φ(x), with Φ(x) = ½ erfc(−x/√2)."""
     Z = F.linear(X, W, b)
     return 0.5 * Z * torch.erfc(-Z / math.sqrt(2))
-
-
-def causal_attention(Q: Tensor, K: Tensor, V: Tensor) -> Tensor | None:
-    return kernels.attention(Q, K, V, causal=True)
-
-
-def attention_formula(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-    return explicit_attention(Q, K, V, Causal())[0]
-
-
-def held_together(kernel: Formula, formula: Formula, inputs: list[Tensor], gradient: Tensor, tolerance: float) -> None:
-    """Values and all gradients of a kernel against the formula in float64, each to a share of its largest number."""
-    Y = kernel(*inputs)
-    assert Y is not None
-    wide = [x.detach().double().requires_grad_() for x in inputs]
-    expected = formula(*wide)
-    found = [Y, *torch.autograd.grad(Y, inputs, gradient)]
-    right = [expected, *torch.autograd.grad(expected, wide, gradient.double())]
-    for got, want in zip(found, right, strict=True):
-        assert got.shape == want.shape
-        largest = max(1.0, float(want.detach().abs().max()))
-        torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance * largest)
 
 
 # GELU after a linear map.
@@ -66,7 +43,7 @@ def test_gelu_is_its_formula(shape: tuple[int, ...], bias: bool) -> None:
     X, W = drawn(*shape), drawn(11, shape[-1], seed=1)
     inputs = [X, W, drawn(11, seed=2)] if bias else [X, W]
     kernel: Formula = linear_gelu if bias else lambda X, W: linear_gelu(X, W, None)
-    held_together(kernel, gelu_formula, inputs, drawn(*shape[:-1], 11, seed=3).detach(), 1e-6)
+    assert_equal_to(kernel, gelu_formula, inputs, drawn(*shape[:-1], 11, seed=3).detach(), 1e-6)
 
 
 @native
@@ -126,7 +103,7 @@ def test_mlp_is_its_formula(shape: tuple[int, ...], squared: bool, biases: bool)
         b_in, b_out = b if biases else (None, None)
         return mlp(X, W_in, b_in, W_out, b_out, squared)
 
-    held_together(kernel, mlp_formula(squared, biases), inputs, drawn(*shape, seed=5).detach(), 2e-6)
+    assert_equal_to(kernel, mlp_formula(squared, biases), inputs, drawn(*shape, seed=5).detach(), 2e-6)
 
 
 @native
@@ -185,7 +162,7 @@ def test_rms_norm_is_its_formula(shape: tuple[int, ...], learned: bool) -> None:
     def kernel(X: Tensor, w: Tensor | None = None) -> Tensor | None:
         return rms_norm(X, w, 1e-6)
 
-    held_together(kernel, rms_formula, inputs, drawn(*shape, seed=2).detach(), 2e-6)
+    assert_equal_to(kernel, rms_formula, inputs, drawn(*shape, seed=2).detach(), 2e-6)
 
 
 @native
@@ -208,93 +185,6 @@ def test_rms_norm_as_a_part_of_a_model() -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.detach().abs().max()))
     broken = torch.tensor([[math.nan] * 8, [1.0] * 8]).requires_grad_()
     assert part(broken).isnan().all(-1).tolist() == [True, False]
-
-
-# Attention.
-
-HEADS = [(1, 1, 1, 1, 8), (2, 3, 3, 7, 16), (1, 4, 2, 33, 24), (2, 2, 2, 65, 32), (1, 6, 1, 100, 8), (1, 1, 1, 256, 16)]
-
-
-@native
-@pytest.mark.parametrize(("B", "H", "Hk", "N", "D"), HEADS)
-def test_attention_is_its_formula(B: int, H: int, Hk: int, N: int, D: int) -> None:
-    """Odd lengths, and heads that share keys and values."""
-    inputs = [drawn(B, H, N, D, scale=2), drawn(B, Hk, N, D, seed=1), drawn(B, Hk, N, D, seed=2)]
-    held_together(causal_attention, attention_formula, inputs, drawn(B, H, N, D, seed=3).detach(), 2e-6)
-
-
-REAL = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 1, 1, 1, 0, 1, 0], [0] * 10]).bool()
-MASKS = [None, Causal(), Padding(REAL), Both(Causal(), Padding(REAL)), Both(Padding(REAL), Causal())]
-
-
-@native
-@pytest.mark.parametrize("D", [8, 24, 32])
-@pytest.mark.parametrize("mask", MASKS, ids=["all", "causal", "padded", "causal padded", "padded causal"])
-def test_attention_with_each_mask(mask: Mask | None, D: int) -> None:
-    """Padding at the end, at the start and within, of everything; a key–value head for two heads of queries."""
-    inputs = [drawn(3, 4, 10, D, scale=2), drawn(3, 2, 10, D, seed=1), drawn(3, 2, 10, D, seed=2)]
-
-    def kernel(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-        Y = attention(Q, K, V, mask)
-        assert "_AttentionBackward" in _history(Y)
-        return Y
-
-    held_together(kernel, lambda *x: explicit_attention(*x, mask)[0], inputs, drawn(3, 4, 10, D, seed=3).detach(), 2e-6)
-
-
-@native
-@pytest.mark.parametrize(("N", "M"), [(1, 50), (37, 17), (6, 100), (70, 3), (4, 1)])
-def test_attention_to_a_memory(N: int, M: int) -> None:
-    """Another number of keys than of queries, padded too, and none of what is padded is read: it may be no number."""
-    real = torch.arange(M) < torch.tensor([[M], [(M + 1) // 2]])
-    inputs = [drawn(2, 3, N, 16), drawn(2, 3, M, 16, seed=1), drawn(2, 3, M, 16, seed=2)]
-    gradient = drawn(2, 3, N, 16, seed=3).detach()
-    held_together(
-        lambda *x: kernels.attention(*x, real=real),
-        lambda *x: explicit_attention(*x, Padding(real))[0],
-        *(inputs, gradient, 2e-6),
-    )
-    Y = kernels.attention(*inputs, real=real)
-    with torch.no_grad():
-        for x in inputs[1:]:
-            x[~real[:, None].expand(2, 3, M)] = math.nan
-    again = kernels.attention(*inputs, real=real)
-    assert Y is not None
-    assert again is not None
-    assert torch.equal(Y, again)
-    assert all(g.isfinite().all() for g in torch.autograd.grad(again, inputs, gradient))
-
-
-@native
-def test_attention_takes_what_lies_anywhere_in_memory() -> None:
-    """Heads beside each other, slices of one tensor, features that are apart, a gradient that is one number."""
-    whole = drawn(2, 40, 3, 2, 16)  # (B, N, which, H, Dh)
-    views = [whole[:, :, i].transpose(1, 2) for i in range(3)]
-    apart = [view.transpose(-1, -2).contiguous().transpose(-1, -2) for view in views]
-    for inputs in (views, apart):
-        detached = [x.detach().requires_grad_() for x in inputs]
-        assert detached[0].stride() == inputs[0].stride()
-        held_together(causal_attention, attention_formula, detached, torch.ones(1).expand(2, 2, 40, 16), 2e-6)
-    causal_attention(*views).sum().backward()  # type: ignore[union-attr]
-    (expected,) = torch.autograd.grad(attention_formula(*views).sum(), whole)
-    assert whole.grad is not None
-    torch.testing.assert_close(whole.grad, expected, rtol=1e-5, atol=1e-5)
-
-
-@native
-def test_attention_of_large_scores_and_of_what_is_no_number() -> None:
-    Q, K, V = (drawn(1, 1, 20, 8, seed=s, scale=scale) for s, scale in ((0, 60.0), (1, 60.0), (2, 1.0)))
-    held_together(causal_attention, attention_formula, [Q, K, V], torch.ones(1, 1, 20, 8), 2e-4)
-    with torch.no_grad():
-        K[0, 0, 12] = math.nan
-    for value in (math.nan, math.inf):
-        with torch.no_grad():
-            K[0, 0, 12] = value
-        Y = causal_attention(Q, K, V)
-        assert Y is not None
-        torch.testing.assert_close(Y[:, :, :12], scaled_dot_product_attention(Q, K, V, is_causal=True)[:, :, :12])
-        assert Y[:, :, 12:].isnan().flatten(2).any(-1).all() == attention_formula(Q, K, V)[:, :, 12:].isnan().any()
-        assert Y.detach()[:, :, :12].isfinite().all()
 
 
 # Where torch does the work.
@@ -341,7 +231,7 @@ def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: p
     assert kernels.attention(*long) is None
     assert kernels.attention(*long, real=torch.ones(1, kernels.SHORT + 1).bool()) is not None
     for mask in (Causal() & Window(3), Causal() & Causal() & Padding(REAL[:1])):
-        assert "_AttentionBackward" not in _history(attention(*small, mask))
+        assert "_AttentionBackward" not in history(attention(*small, mask))
     assert linear_gelu(drawn(0, 4), drawn(3, 4), None) is None
     for rows, D, hidden in ((0, 16, 16), (3, 8, 16), (3, 16, 24), (3, kernels.WIDEST + 16, 16)):
         assert mlp(drawn(rows, D), drawn(hidden, D), None, drawn(D, hidden), None, False) is None
@@ -450,7 +340,7 @@ def test_an_mlp_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) ->
             if off:
                 patched.setenv(loader.VARIABLE, "0")
             Y = part(X)
-            assert ("LinearGelu" in str(_history(Y))) != off
+            assert ("LinearGelu" in str(history(Y))) != off
             results.append([Y, *torch.autograd.grad(Y.square().sum(), [X, *part.parameters()])])
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -465,14 +355,3 @@ def test_an_mlp_that_is_listened_to_or_adapted_calls_its_map() -> None:
     handle.remove()
     part.W_in = nn.Sequential(part.W_in)  # type: ignore[assignment]
     assert part(X).shape == (3, 8)
-
-
-def _history(Y: Tensor) -> list[str]:
-    """The names of the backward steps behind a tensor."""
-    waiting, names = [Y.grad_fn], []
-    while waiting:
-        node = waiting.pop()
-        if node is not None:
-            names.append(node.name())
-            waiting += [earlier for earlier, _ in node.next_functions]
-    return names

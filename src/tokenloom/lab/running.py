@@ -101,7 +101,8 @@ def check_data(chosen: Sequence[Experiment], quick: bool = False) -> None:
         except UserError as error:
             rows = some([one.id for one in chosen if one.data(quick) == name])
             raise UserError(
-                f"the data set {name} is missing: tokenloom data get {name} fetches it ({error}); asked for by {rows}"
+                f"the data set {name} is missing: tokenloom data get {name} fetches it ({error});"
+                f" rows that ask for it: {rows}"
             ) from error
 
 

@@ -16,7 +16,7 @@ import torch
 from benchmarks import texts
 from benchmarks.harness import Goal, Row, Runner, Setting, at_least, compare, progress, rate, timed
 from benchmarks.peers.framework import gpt2
-from tokenloom.native import loader
+from tokenloom.kernels import loader
 from tokenloom.tasks.text_generation import TextGeneration
 
 CONTEXT, D, H, L = 1024, 128, 4, 4

@@ -156,7 +156,7 @@ def draw(found: dict[str, Curve], path: Path) -> None:
     """Seconds a step against the context, both on logarithmic scales, with the place where attention takes over."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    from tokenloom.drawing.style import apply, new_figure, palette, save
+    from tokenloom.plotting.style import apply, new_figure, palette, save
 
     figure = new_figure(7, 4.4)
     axes = figure.add_subplot()

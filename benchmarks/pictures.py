@@ -19,13 +19,13 @@ from torch.nn.functional import cross_entropy
 from benchmarks.harness import Row, Setting, at_least, compare
 from benchmarks.side import apart
 from tokenloom.tasks.image_classification import ImageClassification
-from tokenloom.tasks.image_codes import ImageCodes, ImageCodesSettings
+from tokenloom.tasks.image_tokenizer import ImageCodes, ImageCodesSettings
 from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks.images.settings import ImageClassificationSettings
-from tokenloom.tasks.painting.settings import ImageGenerationSettings
+from tokenloom.tasks._image_settings import ImageClassificationSettings
+from tokenloom.tasks._image_generation_settings import ImageGenerationSettings
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
-from tokenloom.training.machine import keep_freed_memory
+from tokenloom.training.device import keep_freed_memory
 from tokenloom.training.settings import GENERAL_RECIPE, OptimizerSettings, TrainingSettings
 
 SIDE, PATCH, D, H, L, BATCH = 28, 7, 96, 4, 4, 64

@@ -23,7 +23,7 @@ from benchmarks.harness import FASTER, Row, Setting, Spread, at_least, at_most, 
 from benchmarks.peers.chapter_gpt import ChapterTraining
 from tokenloom import fit
 from tokenloom.data.samples import Keys, TextWindows
-from tokenloom.tasks.frame.fitting import Fitting
+from tokenloom.runs.session import Fitting
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.training.events import Finished, Planned, Stepped
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from tokenloom.data import recipes
+from tokenloom.data import registry as recipes
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.base import Material
-from tokenloom.tasks.text.settings import TextGenerationSettings
+from tokenloom.tasks.base import Material
+from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.tasks.text_generation import TextGeneration
 
 QUALITY_TEXT = "tinyshakespeare"

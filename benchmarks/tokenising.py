@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks import texts
 from benchmarks.harness import Row, Runner, Setting, at_least, compare, rate, timed
 from benchmarks.peers import plain_bpe
-from tokenloom.native import loader
-from tokenloom.tokens.bpe import BPE
+from tokenloom.kernels import loader
+from tokenloom.tokenizers.bpe import BPE
 
 SAMPLE, FEW, MANY = 100_000, 200, 2000
 

@@ -20,7 +20,7 @@ from benchmarks.peers.nano_gpt import NanoTraining
 from benchmarks.side import apart
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
-from tokenloom.training.machine import keep_freed_memory
+from tokenloom.training.device import keep_freed_memory
 from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
 
 N, D, H, L, BATCH = 64, 64, 4, 2, 32

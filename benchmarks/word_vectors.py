@@ -17,7 +17,7 @@ import torch
 
 from tokenloom.lab.word_vectors import gensim_model, texts_of
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
-from tokenloom.tasks.words.agreement import agreement
+from tokenloom.evaluation.word_similarity import agreement
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings

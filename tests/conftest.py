@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from needs import lacking
 
-from tokenloom.data import recipes
+from tokenloom.data import registry as recipes
 from tokenloom.data.documents import TextData
-from tokenloom.data.fetch import cached
+from tokenloom.data.download import cached
 from tokenloom.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

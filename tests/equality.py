@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.models.batch import Batch, Stream, pad
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 def text(ids: Tensor, **more: Tensor) -> Batch:

@@ -18,7 +18,7 @@ from tokenloom.training.distributed import Several, join
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PRELOADED = (
     "pytest",
-    "tokenloom.tasks.frame.fitting",
+    "tokenloom.runs.session",
     "tokenloom.tasks.text_generation",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint.hf_storage",

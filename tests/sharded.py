@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tokenloom.data.sharding import Wish, tokenise
-from tokenloom.data.shards import PARTS, Tokenised
-from tokenloom.data.splits import split
+from tokenloom.data.pretokenized.build import Wish, tokenise
+from tokenloom.data.pretokenized.shards import PARTS, Tokenised
+from tokenloom.data.split import split
 from tokenloom.data.text import read_text
-from tokenloom.tokens.base import END
-from tokenloom.tokens.text import choose_tokenizer
+from tokenloom.tokenizers.base import END
+from tokenloom.tokenizers.text import choose_tokenizer
 
 WORDS = ["the", "old", "bridge", "carries", "neither", "river", "nor", "wind,", "it's", "12", "o'clock"]
 WORDS += ["—", "und", "die", "Brücke", "trägt", "水を\n\n", "", "def", "f(x):\n"]

@@ -17,18 +17,18 @@ from torch import Tensor
 
 import tokenloom
 from tokenloom.data.samples import generator_for
-from tokenloom.drawing.tables import plain_table
+from tokenloom.plotting.tables import plain_table
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.gpt import GPT
-from tokenloom.native import loader
+from tokenloom.kernels import loader
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.taps import Taps
-from tokenloom.tasks.frame.base import Example, Task
-from tokenloom.tasks.frame.fitting import begin
-from tokenloom.tasks.frame.flat import build
-from tokenloom.tasks.frame.paths import PATHS as DECLARED
-from tokenloom.tasks.frame.paths import every_path
-from tokenloom.tasks.frame.registry import find_task, task_names
+from tokenloom.nn.hooks import Taps
+from tokenloom.tasks.base import Example, Task
+from tokenloom.runs.session import begin
+from tokenloom.settings import build
+from tokenloom.tasks._paths import PATHS as DECLARED
+from tokenloom.tasks._paths import every_path
+from tokenloom.tasks.registry import find_task, task_names
 from tokenloom.training.batches import Batches, Moment
 from tokenloom.training.checkpoints import whole_tensors
 from tokenloom.training.distributed import ALONE, Processes, Several
@@ -324,7 +324,7 @@ def saved_loaded(s: Subject) -> float:
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
-    from tokenloom.tasks.frame.runs import RunFolder
+    from tokenloom.runs.folder import RunFolder
 
     return RunFolder(run).read_metrics()
 

@@ -5,7 +5,7 @@ from statistics import mean
 import pytest
 
 import tokenloom
-from tokenloom.tasks.frame.fitting import begin
+from tokenloom.runs.session import begin
 from tokenloom.training.events import Baseline, Finished
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 import tokenloom
 from tokenloom.data.documents import TextData
 from tokenloom.data.punctuation import MARKS
-from tokenloom.data.recipes import load_data
-from tokenloom.data.tagged import TaggedData, split_tagged
+from tokenloom.data.registry import load_data
+from tokenloom.data.conll import TaggedData, split_tagged
 from tokenloom.tasks.token_classification import TokenClassification
 
 pytestmark = pytest.mark.slow

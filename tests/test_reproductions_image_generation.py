@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import tokenloom
-from tokenloom.data.picture_split import split_pictures
-from tokenloom.data.pictures import read_pictures
-from tokenloom.decoding import Sampling
-from tokenloom.tasks.image_codes import ImageCodes
+from tokenloom.data.image_split import split_pictures
+from tokenloom.data.images import read_pictures
+from tokenloom.generation import Sampling
+from tokenloom.tasks.image_tokenizer import ImageCodes
 from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks.painting.cells import varied
+from tokenloom.tasks._image_cells import varied
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ import pytest
 from needs import lacking
 
 import tokenloom
-from tokenloom.data import recipes
+from tokenloom.data import registry as recipes
 from tokenloom.errors import UserError
 from tokenloom.tasks.image_classification import ImageClassification
-from tokenloom.tasks.labels.vectors import support_vector_accuracy
+from tokenloom.evaluation.baselines.svm import support_vector_accuracy
 from tokenloom.training.events import Finished, Stepped
 
 pytestmark = pytest.mark.slow
@@ -76,8 +76,8 @@ def of_size(folder: Path, n: int) -> tuple[str, str]:
     """mnist-5k as folders of pictures: n to train, the first n / 10 of each class, and the 1,000 that validate."""
     from PIL import Image
 
-    from tokenloom.data.picture_split import split_pictures
-    from tokenloom.data.pictures import read_pictures
+    from tokenloom.data.image_split import split_pictures
+    from tokenloom.data.images import read_pictures
 
     parts = split_pictures(read_pictures("mnist-5k"))
     for name, part, most in (("train", parts.training, n // 10), ("held", parts.validation, 100)):

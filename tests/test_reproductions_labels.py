@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import MultinomialNB
 
 import tokenloom
-from tokenloom.data.labelled import Labelled, read_labelled
-from tokenloom.data.labelled_split import LabelledSplit, split_labelled
+from tokenloom.data.labeled import Labelled, read_labelled
+from tokenloom.data.labeled_split import LabelledSplit, split_labelled
 from tokenloom.errors import UserError
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from tokenloom.lab.reversal import DIGITS
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
 from tokenloom.nn.parts import count_parameters
-from tokenloom.tasks.frame.fitting import Fitting
+from tokenloom.runs.session import Fitting
 from tokenloom.tasks.translation import Translation
 from tokenloom.training.events import Stepped
 

@@ -139,9 +139,9 @@ LIGHT = {
     "the error": "from tokenloom import UserError",
     "--help": "from tokenloom.cli.main import main; assert main(['--help']) == 0",
     "--version": "from tokenloom.cli.main import main; assert main(['--version']) == 0",
-    "data and its readers": "import tokenloom.data.text, tokenloom.data.recipes, tokenloom.data.splits",
+    "data and its readers": "import tokenloom.data.text, tokenloom.data.registry, tokenloom.data.split",
     "samples": "import tokenloom.data.samples",
-    "tables and curves": "import tokenloom.drawing.tables, tokenloom.drawing.terminal, tokenloom.drawing.curves",
+    "tables and curves": "import tokenloom.plotting.tables, tokenloom.plotting.terminal, tokenloom.plotting.loss_curve",
 }
 
 

@@ -17,17 +17,17 @@ from tokenloom.errors import UserError
 from tokenloom.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tokenloom.tasks.frame.base import Task
-    from tokenloom.tasks.frame.fitting import fit, train
-    from tokenloom.tasks.frame.runs import load
+    from tokenloom.tasks.base import Task
+    from tokenloom.runs.session import fit, train
+    from tokenloom.runs.folder import load
 
 __all__ = ["Task", "UserError", "__version__", "fit", "load", "train"]
 
 _WHERE = {
-    "fit": "tokenloom.tasks.frame.fitting",
-    "train": "tokenloom.tasks.frame.fitting",
-    "load": "tokenloom.tasks.frame.runs",
-    "Task": "tokenloom.tasks.frame.base",
+    "fit": "tokenloom.runs.session",
+    "train": "tokenloom.runs.session",
+    "load": "tokenloom.runs.folder",
+    "Task": "tokenloom.tasks.base",
 }
 
 

@@ -15,7 +15,7 @@ from benchmarks.peers.nano_gpt import NanoGPT, NanoTraining
 from benchmarks.quality import Trace, every, plain_trace
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, chapter_style
-from tokenloom.tokens.bpe import BPE
+from tokenloom.tokenizers.bpe import BPE
 
 SIZES = (65, 64, 64, 4, 2)  # vocabulary, N, D, H, L
 TEXT = "the cat sat on the mat, and the rat sat on the cat.\n" * 8

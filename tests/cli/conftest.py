@@ -10,7 +10,7 @@ import pytest
 from tiny_cli import RHYME, TINY, Answer, Call
 
 from tokenloom.cli.main import main
-from tokenloom.training.estimate import seconds_per_step
+from tokenloom.planning.estimate import seconds_per_step
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tiny_cli import Call, Refused
 
-from tokenloom.data import recipes
+from tokenloom.data import registry as recipes
 
 
 def test_list(call: Call, cache: Path) -> None:

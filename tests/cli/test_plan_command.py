@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_cli import Call, Refused
 
-from tokenloom.training.plan import TOKENS_PER_PARAMETER
+from tokenloom.planning.forecast import TOKENS_PER_PARAMETER
 
 SIZES = ["--context", "16", "--width", "16", "--depth", "1", "--heads", "2"]
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_planned(words: list[str], parts: list[str], refused: Ref
 
 
 def test_from_python(rhyme: Path) -> None:
-    from tokenloom.tasks.text.planning import plan
+    from tokenloom.planning.text import plan
 
     found = plan(str(rhyme), size="nano", hardware=["h100"], tokens=10**6)
     assert "times the training part of" in found.tokens_from

@@ -208,5 +208,5 @@ def test_a_terminal_gets_a_progress_bar(rhyme: Path, tmp_path: Path, environment
     assert process.stdout is not None
     assert b"\x1b" not in process.stdout.read()
     told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(pieces).decode())
-    assert re.search(r"━.*\d+/200 loss \d\.\d{4}.*tokens/s  left \d:\d\d", told)
+    assert re.search(r"━.*\d+/200 loss \d\.\d{4}.*tokenizers/s  left \d:\d\d", told)
     assert re.search(r" 20/200  loss \d", told)

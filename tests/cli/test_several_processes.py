@@ -16,8 +16,8 @@ from torch.distributed.run import get_args_parser
 
 import tokenloom
 from tokenloom.cli.train import COMMON
-from tokenloom.tasks.frame.flat import options
-from tokenloom.tasks.frame.registry import find_task, task_names
+from tokenloom.settings import options
+from tokenloom.tasks.registry import find_task, task_names
 from tokenloom.training.settings import TrainingSettings
 
 PLAIN = {**SETTINGS, "dropout": 0.0, "optimizer": "adamw"}

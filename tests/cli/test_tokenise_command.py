@@ -9,7 +9,7 @@ import pytest
 from sharded import folder_of, prose, rows_of
 from tiny_cli import TINY, Call, Refused
 
-from tokenloom.data.shards import open_tokenised
+from tokenloom.data.pretokenized.shards import open_tokenised
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_damaged_folder_is_refused_by_name(call: Call, refused: Refused, folde
 
 
 def test_ctrl_c_says_how_to_go_on(call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenloom.data import crew
+    from tokenloom.data.pretokenized import workers as crew
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_run(call: Call, rhyme: Path, tmp_path: Pat
 def test_a_dry_run_shows_the_plan_and_leaves_nothing(call: Call, rhyme: Path, elsewhere: Path) -> None:
     answer = call("train", rhyme, *TINY, "--steps", "500", "--dry-run", "--json")
     assert answer.code == 0
-    for part in ("parameters", "FLOPs", "memory:", "tokens/s measured", "plan:       500 steps of", "about 0:"):
+    for part in ("parameters", "FLOPs", "memory:", "tokenizers/s measured", "plan:       500 steps of", "about 0:"):
         assert part in answer.err
     assert "nothing was trained" in answer.out
     assert answer.json["out"] is None

@@ -348,7 +348,7 @@ def test_every_command_has_help(command: str, call: Call) -> None:
 
 
 def test_help_lists_every_use_that_a_task_has(call: Call) -> None:
-    from tokenloom.tasks.frame.registry import find_task, task_names
+    from tokenloom.tasks.registry import find_task, task_names
 
     text = call("--help").out
     for name in task_names():

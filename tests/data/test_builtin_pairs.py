@@ -3,8 +3,8 @@ import datetime
 import pytest
 from needs import lacking
 
-from tokenloom.data import recipes
-from tokenloom.data.builtin.verses import plain
+from tokenloom.data import registry as recipes
+from tokenloom.data.sets.verses import plain
 from tokenloom.data.pairs import PairData, split_pairs
 from tokenloom.errors import UserError
 

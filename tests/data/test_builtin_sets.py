@@ -1,11 +1,11 @@
 import time
 from pathlib import Path
 
-from tokenloom.data import recipes
-from tokenloom.data.builtin.shakespeare import speeches
+from tokenloom.data import registry as recipes
+from tokenloom.data.sets.shakespeare import speeches
 from tokenloom.data.documents import TextData
-from tokenloom.data.fetch import cached
-from tokenloom.data.splits import split
+from tokenloom.data.download import cached
+from tokenloom.data.split import split
 
 PLAY = """# A Play
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.data import fetch as fetching
-from tokenloom.data.fetch import (
+from tokenloom.data import download as fetching
+from tokenloom.data.download import (
     DebianPackage,
     FetchError,
     PipArchive,
@@ -23,7 +23,7 @@ from tokenloom.data.fetch import (
     progress_bar,
 )
 from tokenloom.errors import UserError
-from tokenloom.native.cache import cache_folder
+from tokenloom.utils.cache import cache_folder
 
 CONTENT = b"some text to fetch\n" * 10_000
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.data import recipes
+from tokenloom.data import registry as recipes
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.fetch import Advance, FetchError
-from tokenloom.data.recipes import Recipe
+from tokenloom.data.download import Advance, FetchError
+from tokenloom.data.registry import Recipe
 from tokenloom.errors import UserError
 
 

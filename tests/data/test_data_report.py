@@ -3,7 +3,7 @@ from pathlib import Path
 
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.report import Part, TextReport
-from tokenloom.data.splits import Split, split
+from tokenloom.data.split import Split, split
 from tokenloom.data.text import read_text
 
 

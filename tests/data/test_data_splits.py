@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.splits import split
+from tokenloom.data.split import split
 from tokenloom.errors import UserError
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from needs import lacking
 
-from tokenloom.data import recipes
-from tokenloom.data.labelled import LabelColumns, LabelledData, looks_labelled, read_column, read_labelled
+from tokenloom.data import registry as recipes
+from tokenloom.data.labeled import LabelColumns, LabelledData, looks_labelled, read_column, read_labelled
 from tokenloom.errors import UserError
 
 

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from tokenloom.data.labelled import Labelled, LabelledData
-from tokenloom.data.labelled_split import LabelledReport, LabelledSplit, split_labelled
+from tokenloom.data.labeled import Labelled, LabelledData
+from tokenloom.data.labeled_split import LabelledReport, LabelledSplit, split_labelled
 from tokenloom.errors import UserError
 
 

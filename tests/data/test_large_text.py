@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.data import sharding
+from tokenloom.data.pretokenized import build as sharding
 from tokenloom.data.text import read_text
 
 SIZE = 200_000_000
@@ -98,7 +98,7 @@ def test_two_hundred_megabytes(kind: str, corpus: Path, tmp_path: Path) -> None:
 # More steps than are done, so that no evaluation is among them. One thread, so that others are not waited for.
 CHILD = """
 import sys
-from tokenloom.tasks.frame.fitting import begin
+from tokenloom.runs.session import begin
 from tokenloom.training.events import Stepped
 for event in begin(sys.argv[1], size="nano", steps=1000, threads=1, out=sys.argv[2], overwrite=True):
     if isinstance(event, Stepped):

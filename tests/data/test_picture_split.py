@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tokenloom.data.picture_split import PictureReport, split_pictures
-from tokenloom.data.pictures import PictureData, of_arrays
+from tokenloom.data.image_split import PictureReport, split_pictures
+from tokenloom.data.images import PictureData, of_arrays
 from tokenloom.errors import UserError
 
 

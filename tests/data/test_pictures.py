@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tokenloom.data import picture_decoding
-from tokenloom.data.builtin.pictures import idx
-from tokenloom.data.picture_files import PictureForm, decode, refitted
-from tokenloom.data.pictures import looks_like_pictures, read_pictures
+from tokenloom.data import image_decoding as picture_decoding
+from tokenloom.data.sets.images import idx
+from tokenloom.data.image_files import PictureForm, decode, refitted
+from tokenloom.data.images import looks_like_pictures, read_pictures
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
 

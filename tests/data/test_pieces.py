@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tokenloom.data.pieces import Pieces
+from tokenloom.data.chunks import Pieces
 
 DOCUMENTS = [np.arange(3), np.array([], int), np.arange(10, 20), np.arange(30, 34)]
 

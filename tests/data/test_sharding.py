@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from sharded import content, folder_of, in_memory, make, prose
 
-from tokenloom.data import crew, sharding
-from tokenloom.data.sharding import Wish, tokenise
-from tokenloom.data.shards import Tokenised, open_tokenised
+from tokenloom.data.pretokenized import workers as crew
+from tokenloom.data.pretokenized import build as sharding
+from tokenloom.data.pretokenized.build import Wish, tokenise
+from tokenloom.data.pretokenized.shards import Tokenised, open_tokenised
 from tokenloom.errors import UserError
 
 # Two megabytes, in documents from a few bytes to a third of it all.
@@ -56,7 +57,7 @@ def test_the_number_of_workers_makes_no_difference(workers: int, text: Path, str
 
 CHILD = """
 import sys
-from tokenloom.data.sharding import Wish, tokenise
+from tokenloom.data.pretokenized.build import Wish, tokenise
 tokenise(sys.argv[1], sys.argv[2], Wish(tokenizer="byte-bpe", vocab=600, shard=100_000), workers=2)
 """
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from sharded import content, folder_of, in_memory, make, prose, rows_of
 
-from tokenloom.data import learning, sharding, streams
+from tokenloom.data.pretokenized import train_tokenizer as learning
+from tokenloom.data.pretokenized import build as sharding
+from tokenloom.data.pretokenized import streaming as streams
 from tokenloom.data.samples import TextWindows
-from tokenloom.data.sharding import Wish, tokenise
-from tokenloom.data.shards import ShardedIds, Tokenised, open_tokenised, self_hash, width
+from tokenloom.data.pretokenized.build import Wish, tokenise
+from tokenloom.data.pretokenized.shards import ShardedIds, Tokenised, open_tokenised, self_hash, width
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.training.batches import Batches
@@ -237,7 +239,7 @@ def test_the_fingerprint_is_that_of_the_content(made: Tokenised, folder: Path, t
 
 
 def test_many_shards_do_not_need_as_many_open_files(made: Tokenised, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenloom.data import shards
+    from tokenloom.data.pretokenized import shards
 
     monkeypatch.setattr(shards, "_OPEN", 2)
     ids = made.ids("training")

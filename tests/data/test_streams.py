@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from traps import TEXTS, TextTrap
 
-from tokenloom.data import streams
+from tokenloom.data.pretokenized import streaming as streams
 from tokenloom.data.documents import Document
-from tokenloom.data.splits import split
-from tokenloom.data.streams import Piece, open_text, pieces_of
-from tokenloom.data.survey import LEFT_OUT, VALIDATION, choose_sides, survey
+from tokenloom.data.split import split
+from tokenloom.data.pretokenized.streaming import Piece, open_text, pieces_of
+from tokenloom.data.pretokenized.scan import LEFT_OUT, VALIDATION, choose_sides, survey
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import Unreadable, decode, decode_blocks
 from tokenloom.errors import UserError
@@ -200,7 +200,7 @@ def test_the_split_is_that_of_the_text_read_whole(count: int, fraction: float, t
 
 
 def test_of_very_many_documents_each_is_decided_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenloom.data import survey as module
+    from tokenloom.data.pretokenized import scan as module
 
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": f"row {n % 900}"}) + "\n" for n in range(1000)))
@@ -215,7 +215,7 @@ def test_of_very_many_documents_each_is_decided_by_itself(tmp_path: Path, monkey
 
 
 def test_a_tenth_of_a_very_large_text_would_be_too_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tokenloom.data import survey as module
+    from tokenloom.data.pretokenized import scan as module
 
     monkeypatch.setattr(module, "MOST_HELD", 50)
     path = tmp_path / "a.txt"

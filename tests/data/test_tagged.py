@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.data import recipes
-from tokenloom.data.builtin.punctuation import without_names
+from tokenloom.data import registry as recipes
+from tokenloom.data.sets.punctuation import without_names
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.punctuation import bare_words, punctuated, restored
-from tokenloom.data.tagged import Columns, TaggedData, looks_tagged, read_tagged, report_lines, split_tagged
+from tokenloom.data.conll import Columns, TaggedData, looks_tagged, read_tagged, report_lines, split_tagged
 from tokenloom.errors import UserError
 
 ROWS = "-DOCSTART- X O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nGerman JJ B-MISC\n"

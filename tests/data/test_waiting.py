@@ -2,8 +2,8 @@
 
 import pytest
 
-from tokenloom.data import waiting
-from tokenloom.data.waiting import telling, watched
+from tokenloom.utils import progress as waiting
+from tokenloom.utils.progress import telling, watched
 
 
 class Clock:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.running import Wish, measure
+from tokenloom.lab.runner import Wish, measure
 
 Pictures = Sequence[dict[str, Any]]
 

@@ -15,10 +15,10 @@ import pytest
 from lab_page import check_page
 
 from tokenloom.cli.main import main
-from tokenloom.drawing.plain import Line, Panel, Picture, draw, svg
+from tokenloom.plotting.svg import Line, Panel, Picture, draw, svg
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Bench, Experiment, Outcome, exact, near, order, shown
-from tokenloom.lab.running import Folder, Wish, measure, run
+from tokenloom.lab.runner import Folder, Wish, measure, run
 
 PICTURE = Picture("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
 
@@ -148,7 +148,7 @@ def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(name: str) -> None:
         raise UserError("no network")
 
-    monkeypatch.setattr("tokenloom.data.recipes.get", refuse)
+    monkeypatch.setattr("tokenloom.data.registry.get", refuse)
     with pytest.raises(UserError, match=r"tokenloom data get tinyshakespeare .*; rows that ask for it: 2, 3$"):
         next(run([made("1"), *(made(id, needs="tinyshakespeare") for id in "23")], Folder(tmp_path), Wish()))
 

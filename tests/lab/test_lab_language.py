@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokenloom.lab.caching import multiplications
+from tokenloom.lab.kv_cache import multiplications
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.running import Wish, measure
+from tokenloom.lab.runner import Wish, measure
 from tokenloom.lab.sampling import shares, words_of
 
 MADE: dict[Any, Any] = {}

@@ -8,11 +8,11 @@ import pytest
 from lab_page import check_page
 
 from tokenloom.lab.experiment import Bench
-from tokenloom.lab.painting import sheet
-from tokenloom.lab.pictures import overlay
+from tokenloom.lab.image_generation import sheet
+from tokenloom.lab.image_classification import overlay
 from tokenloom.lab.registry import experiments
 from tokenloom.lab.report import html
-from tokenloom.lab.running import Wish, measure
+from tokenloom.lab.runner import Wish, measure
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ import pytest
 import torch
 from needs import lacking
 
-from tokenloom.data import recipes
-from tokenloom.data.labelled import Labelled, read_labelled
+from tokenloom.data import registry as recipes
+from tokenloom.data.labeled import Labelled, read_labelled
 from tokenloom.data.samples import ListSamples
-from tokenloom.data.tagged import read_tagged
+from tokenloom.data.conll import read_tagged
 from tokenloom.errors import UserError
 from tokenloom.lab import pretraining
 from tokenloom.lab.pretraining import balanced, columns, glosses, joined, masked, table
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.running import Wish, measure
+from tokenloom.lab.runner import Wish, measure
 from tokenloom.models.batch import IGNORE
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
 

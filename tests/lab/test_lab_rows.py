@@ -7,14 +7,14 @@ import pytest
 
 from tokenloom.lab.experiment import Experiment
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.running import Wish, measure
+from tokenloom.lab.runner import Wish, measure
 
 FAST = [one for one in experiments().values() if one.section == "1" and not one.quick]
 
 
 @pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
 def test_a_fast_row_is_within_its_tolerance_and_has_pictures_that_can_be_drawn(one: Experiment) -> None:
-    from tokenloom.drawing.plain import picture_from, svg
+    from tokenloom.plotting.svg import picture_from, svg
 
     row = measure(one, Wish())
     assert row["good"], [m for m in row["measures"] if not m["good"]]
@@ -81,7 +81,7 @@ def test_positions_beyond_those_of_the_training_in_quick_form(tinyshakespeare: s
 def test_a_shorter_window_is_the_beginning_of_a_longer_one() -> None:
     import torch
 
-    from tokenloom.lab.beyond_length import by_place
+    from tokenloom.lab.length_extrapolation import by_place
     from tokenloom.models.gpt import GPT, modern_style
 
     model = GPT(modern_style(11, 64, 16, 1, 2))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.running import Wish, measure
+from tokenloom.lab.runner import Wish, measure
 
 
 def test_ten_digits_are_reversed_as_printed() -> None:

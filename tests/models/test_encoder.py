@@ -6,7 +6,7 @@ import torch
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.encoder import Encoder, EncoderConfig, class_token, mean_over_real
 from tokenloom.models.gpt import STYLES
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 def encoder(style: str = "modern", read: str = "tokens", seed: int = 0) -> Encoder:

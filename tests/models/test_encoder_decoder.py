@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.encoder_decoder import STYLES, EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import TransformerLayer
 
 HEADS = 2

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from tokenloom.models.gpt import GPT, GPTConfig, chapter_style, modern_style
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 VOCAB, CONTEXT = 11, 8
 KINDS = ["none", "learned", "sinusoidal", "rotary", "relative-bias", "fixed-slopes"]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.image_codes import ImageCodes, ImageCodesConfig
-from tokenloom.models.image_decoder import Guided, ImageDecoder, ImageDecoderConfig
+from tokenloom.models.vqvae import ImageCodes, ImageCodesConfig
+from tokenloom.models.image_gpt import Guided, ImageDecoder, ImageDecoderConfig
 
 
 def randomised(model: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.decoding.generate import Request, generate_all
-from tokenloom.decoding.samplers import Sampling
+from tokenloom.generation.generate import Request, generate_all
+from tokenloom.generation.sampling import Sampling
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, STYLES, GPTConfig
-from tokenloom.models.lean import Folded, LeanStep, Step
-from tokenloom.models.lean_host import HostStep
-from tokenloom.models.lean_native import NativeStep
-from tokenloom.native import loader
+from tokenloom.models.fused_decode import Folded, LeanStep, Step
+from tokenloom.models.fused_decode_numpy import HostStep
+from tokenloom.models.fused_decode_kernel import NativeStep
+from tokenloom.kernels import loader
 
 ROWS, TOKENS = 3, 9
 
@@ -189,7 +189,7 @@ def test_other_parts_are_left_to_the_whole_pass(parts: dict[str, Any]) -> None:
 
 
 def test_so_are_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.models.lean.MOST_NUMBERS", 100)
+    monkeypatch.setattr("tokenloom.models.fused_decode.MOST_NUMBERS", 100)
     assert model_of("modern").start(1).lean is None
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenloom.models.ngram import Ngram
-from tokenloom.models.smoothing import KneserNey
+from tokenloom.models.ngram_smoothing import KneserNey
 
 
 class Plain:

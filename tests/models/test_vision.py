@@ -6,8 +6,8 @@ import torch
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.vision import Sinusoidal2D, VisionConfig, VisionTransformer, resized_positions
-from tokenloom.nn.taps import Taps
-from tokenloom.tokens.image import Patches
+from tokenloom.nn.hooks import Taps
+from tokenloom.tokenizers.patches import Patches
 
 PLAIN = {
     "mlp": {"kind": "plain", "activation": "gelu", "bias": True},

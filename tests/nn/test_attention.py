@@ -10,7 +10,7 @@ from torch import nn
 import tokenloom.nn.attention as module
 from tokenloom.nn.attention import MultiHeadAttention, attention, explicit_attention, fused_attention
 from tokenloom.nn.masks import Causal, Dense, Padding, Segments, Window
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 DH, DV = 3, 2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenloom.nn.initialise import constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.initialization import constant, framework_linear, initialise, normal, normal_by_inputs
 
 
 def model():

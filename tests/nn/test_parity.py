@@ -11,7 +11,7 @@ from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.masks import Causal, Mask, Padding
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import Positions, make_positions
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 D, H, L, VOCAB, LIMIT = 32, 4, 2, 50, 16

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tokenloom.nn.quantise import Codebook, kmeans, move_all, nearest, perplexity
+from tokenloom.nn.vector_quantizer import Codebook, kmeans, move_all, nearest, perplexity
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -2,7 +2,7 @@
 
 import torch
 
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 def test_what_is_wanted_is_kept_by_its_full_name():

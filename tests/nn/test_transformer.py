@@ -6,10 +6,10 @@ from torch import nn
 
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.initialise import constant, framework_linear, initialise, normal_by_inputs
+from tokenloom.nn.initialization import constant, framework_linear, initialise, normal_by_inputs
 from tokenloom.nn.masks import Causal, Padding
 from tokenloom.nn.parts import MLP
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 

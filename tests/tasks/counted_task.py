@@ -9,7 +9,7 @@ from own_task import Sums
 from torch import nn
 
 from tokenloom.models.batch import Batch
-from tokenloom.tasks.frame.base import Material
+from tokenloom.tasks.base import Material
 
 
 class CountsModel(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import own_task
 import torch
 
-from tokenloom.tasks.frame.base import Task
+from tokenloom.tasks.base import Task
 from tokenloom.training.events import (
     Event,
     Stepped,

@@ -13,7 +13,7 @@ from torch import nn
 from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.tasks.frame.base import Example, Material, Show, Task
+from tokenloom.tasks.base import Example, Material, Show, Task
 from tokenloom.training.batches import Moment
 from tokenloom.training.losses import Term, Terms, cross_entropy_term
 from tokenloom.training.settings import option

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tokenloom.tasks.painting.cells import CellSamples, histogram_nats, neighbour_nats, neighbours, varied
+from tokenloom.tasks._image_cells import CellSamples, histogram_nats, neighbour_nats, neighbours, varied
 
 
 def test_neighbours_of_a_grid() -> None:

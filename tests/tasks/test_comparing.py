@@ -10,8 +10,8 @@ from own_task import write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.base import Measured
-from tokenloom.tasks.frame.comparing import compare, paired_bootstrap
+from tokenloom.tasks.base import Measured
+from tokenloom.evaluation.comparison import compare, paired_bootstrap
 
 TINY = {"width": 16, "context": 12, "steps": 6, "threads": 1, "batch": 8}
 

@@ -12,7 +12,7 @@ from traps import MARKERS
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.tasks.text.continuing import GenerateOptions, ScoreOptions
+from tokenloom.tasks._text_decoder import GenerateOptions, ScoreOptions
 from tokenloom.tasks.text_generation import TextGeneration
 
 CONTEXT = 16

@@ -14,10 +14,10 @@ from frame_helpers import files
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.base import Material
-from tokenloom.tasks.frame.fitting import begin
-from tokenloom.tasks.frame.runs import RunFolder
-from tokenloom.tasks.frame.summary import summary
+from tokenloom.tasks.base import Material
+from tokenloom.runs.session import begin
+from tokenloom.runs.folder import RunFolder
+from tokenloom.runs.summary import summary
 from tokenloom.training.events import Counted, Evaluated, Finished, Prepared
 from tokenloom.training.loop import NonFiniteLoss
 
@@ -106,7 +106,7 @@ def test_another_run_is_replaced_once_the_new_one_can_be_used(
 
     real, broken_task = Counts.count, type("Broken", (Counts,), {"count": broken})
     with monkeypatch.context() as patch:
-        patch.setattr("tokenloom.tasks.frame.fitting.find_task", lambda name: broken_task)
+        patch.setattr("tokenloom.runs.session.find_task", lambda name: broken_task)
         with pytest.raises(NonFiniteLoss, match="what was counted is nan"):
             tokenloom.train(sums, task=COUNTED, out=out, overwrite=True)
     assert (out / "model.safetensors").read_bytes() == before

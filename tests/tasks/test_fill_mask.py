@@ -12,8 +12,8 @@ from tokenloom.data.documents import Document, TextData
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings, by_lines
-from tokenloom.tasks.text.masking import Draws, corrupt
-from tokenloom.tasks.text.neighbours import Neighbours
+from tokenloom.tasks._masking import Draws, corrupt
+from tokenloom.evaluation.baselines.neighbors import Neighbours
 from tokenloom.training.batches import Batches, Moment
 
 TINY = {"context": 16, "width": 16, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "characters"}

@@ -14,9 +14,9 @@ from own_task import write_sums
 import tokenloom
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.tasks.frame.fitting import Fitting, begin
-from tokenloom.tasks.frame.runs import RunFolder
-from tokenloom.tasks.frame.summary import summary
+from tokenloom.runs.session import Fitting, begin
+from tokenloom.runs.folder import RunFolder
+from tokenloom.runs.summary import summary
 from tokenloom.training.events import (
     Baseline,
     Evaluated,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.flat import build, fitting, flatten, nearest, options, read_config, refuse_unknown
+from tokenloom.settings import build, fitting, flatten, nearest, options, read_config, refuse_unknown
 from tokenloom.training.settings import option
 
 

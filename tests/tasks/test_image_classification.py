@@ -9,17 +9,17 @@ import torch
 
 import tokenloom
 from tokenloom.cli.main import main
-from tokenloom.data.pictures import read_pictures
-from tokenloom.drawing import curves
-from tokenloom.drawing.overlay import draw_overlays
+from tokenloom.data.images import read_pictures
+from tokenloom.plotting import loss_curve as curves
+from tokenloom.plotting.overlay import draw_overlays
 from tokenloom.errors import UserError
 from tokenloom.tasks import image_classification
 from tokenloom.tasks.image_classification import ImageClassification
-from tokenloom.tasks.images.examples import stripes
-from tokenloom.tasks.images.looking import rollout
-from tokenloom.tasks.images.settings import ImageClassificationSettings, pair
-from tokenloom.tasks.labels import vectors
-from tokenloom.tasks.labels.vectors import block, support_vector_accuracy, values_of
+from tokenloom.tasks._image_examples import stripes
+from tokenloom.inspection.image_attention import rollout
+from tokenloom.tasks._image_settings import ImageClassificationSettings, pair
+from tokenloom.evaluation.baselines import svm as vectors
+from tokenloom.evaluation.baselines.svm import block, support_vector_accuracy, values_of
 from tokenloom.training.batches import Moment
 
 TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1, "heads": 2, "threads": 1}

@@ -8,17 +8,17 @@ import pytest
 
 import tokenloom
 from tokenloom.cli.main import main
-from tokenloom.data import waiting
-from tokenloom.data.picture_files import PictureForm
+from tokenloom.utils import progress as waiting
+from tokenloom.data.image_files import PictureForm
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
 from tokenloom.tasks import image_generation
-from tokenloom.tasks.frame.fitting import begin
-from tokenloom.tasks.image_codes import ImageCodes
+from tokenloom.runs.session import begin
+from tokenloom.tasks.image_tokenizer import ImageCodes
 from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks.painting import cells
-from tokenloom.tasks.painting.completing import UpperHalf, nearest_row, upper_half
-from tokenloom.tokens.palette import Palette
+from tokenloom.tasks import _image_cells as cells
+from tokenloom.tasks._image_completion import UpperHalf, nearest_row, upper_half
+from tokenloom.tokenizers.palette import Palette
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Finished, Planned, Staged
 

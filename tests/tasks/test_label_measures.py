@@ -5,8 +5,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from tokenloom.tasks.labels.linear import TfIdf, logistic_regression
-from tokenloom.tasks.labels.measures import ByClass, calibration_error, confusion, reliability, wilson
+from tokenloom.evaluation.baselines.linear import TfIdf, logistic_regression
+from tokenloom.evaluation.classification import ByClass, calibration_error, confusion, reliability, wilson
 
 WORDS = [f"word{n}" for n in range(16)]
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tokenloom.data.pairs import Pair
-from tokenloom.tasks.text.pair_baseline import edit_distances, nearest_targets, pair_baseline
+from tokenloom.evaluation.baselines.pairs import edit_distances, nearest_targets, pair_baseline
 
 
 def plain_distance(a: str, b: str) -> int:

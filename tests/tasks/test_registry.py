@@ -7,9 +7,9 @@ import pytest
 
 import tokenloom.tasks
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.base import Task
-from tokenloom.tasks.frame.flat import build, options
-from tokenloom.tasks.frame.registry import find_task, guess_task, task_names
+from tokenloom.tasks.base import Task
+from tokenloom.settings import build, options
+from tokenloom.tasks.registry import find_task, guess_task, task_names
 
 OWN = Path(own_task.__file__)
 
@@ -56,8 +56,8 @@ def test_a_fallback_is_asked_last_and_two_claims_are_refused(monkeypatch: pytest
     claim = classmethod(lambda cls, data: cls.__name__)
     other, third = (type(name, (first,), {"accepts": claim, "fallback": False}) for name in ("Other", "Third"))
     tasks = {"a-fallback": first, "other": other}
-    monkeypatch.setattr("tokenloom.tasks.frame.registry.task_names", lambda: list(tasks))
-    monkeypatch.setattr("tokenloom.tasks.frame.registry.find_task", tasks.__getitem__)
+    monkeypatch.setattr("tokenloom.tasks.registry.task_names", lambda: list(tasks))
+    monkeypatch.setattr("tokenloom.tasks.registry.find_task", tasks.__getitem__)
     assert guess_task("data") == ("other", "Other")
     tasks["third"] = third
     with pytest.raises(UserError, match="may be for other or third; say which with --task"):
@@ -114,7 +114,7 @@ def test_a_file_that_was_changed_is_read_anew(tmp_path: Path) -> None:
     assert find_task(f"{path}:Sums").name == "digit-products"
 
 
-HEAD = "from tokenloom.tasks.frame.base import Task\n"
+HEAD = "from tokenloom.tasks.base import Task\n"
 FAULTS = {
     "no such file": (None, "X", "there is no such file"),
     "syntax": ("def broken(:\n", "X", "cannot be imported: SyntaxError"),

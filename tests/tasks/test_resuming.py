@@ -13,8 +13,8 @@ from own_task import write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.fitting import begin
-from tokenloom.tasks.frame.runs import RunFolder
+from tokenloom.runs.session import begin
+from tokenloom.runs.folder import RunFolder
 from tokenloom.training.events import (
     Evaluated,
     Event,

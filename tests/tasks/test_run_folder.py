@@ -15,7 +15,7 @@ from own_task import Sums, SumsSettings, write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.runs import FORMAT, RunFolder, load
+from tokenloom.runs.folder import FORMAT, RunFolder, load
 from tokenloom.training.settings import TrainingSettings
 
 TASK = f"{own_task.__file__}:Sums"

@@ -8,8 +8,8 @@ import torch
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.fitting import begin
-from tokenloom.tasks.frame.runs import RunFolder
+from tokenloom.runs.session import begin
+from tokenloom.runs.folder import RunFolder
 from tokenloom.training.checkpoints import read_tensors
 from tokenloom.training.events import Event, Finished, Started, Stepped
 

@@ -6,9 +6,9 @@ import torch
 from sklearn.metrics import precision_recall_fscore_support
 
 from tokenloom.models.batch import IGNORE
-from tokenloom.models.tagger import CountTagger
-from tokenloom.tasks.labels.measures import ByClass
-from tokenloom.tasks.text.tagging import (
+from tokenloom.models.count_tagger import CountTagger
+from tokenloom.evaluation.classification import ByClass
+from tokenloom.evaluation.tagging import (
     Window,
     count_labels,
     encoded_window,

@@ -18,8 +18,8 @@ from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.ngram import Ngram
-from tokenloom.tasks.frame.runs import load
-from tokenloom.tasks.frame.sizes import DIAL
+from tokenloom.runs.folder import load
+from tokenloom.tasks._sizes import DIAL
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Planned

@@ -16,8 +16,8 @@ from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.recurrent import RecurrentLM
-from tokenloom.tasks.text.kinds.base import sliding
-from tokenloom.tasks.text.kinds.table import MODELS
+from tokenloom.tasks._lm_families.base import sliding
+from tokenloom.tasks._lm_families.table import MODELS
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import Moment
 

@@ -9,7 +9,7 @@ import pytest
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.base import Material
+from tokenloom.tasks.base import Material
 from tokenloom.tasks.token_classification import TokenClassification, TokenClassificationSettings
 
 TINY = {"context": 24, "width": 32, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "characters"}

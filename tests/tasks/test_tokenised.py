@@ -8,12 +8,12 @@ from sharded import folder_of, make, prose
 from tiny_cli import SETTINGS
 
 import tokenloom
-from tokenloom.data import streams
-from tokenloom.data.sharding import Wish, tokenise
-from tokenloom.data.shards import Tokenised
+from tokenloom.data.pretokenized import streaming as streams
+from tokenloom.data.pretokenized.build import Wish, tokenise
+from tokenloom.data.pretokenized.shards import Tokenised
 from tokenloom.errors import UserError
-from tokenloom.tasks.text import tokenised as module
-from tokenloom.tasks.text.tokenised import baseline_kept
+from tokenloom.tasks import _pretokenized as module
+from tokenloom.tasks._pretokenized import baseline_kept
 from tokenloom.training.events import Baseline, Prepared, Stepped
 
 TINY = {**SETTINGS, "steps": 6, "batch": 4, "seed": 5}

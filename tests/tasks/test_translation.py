@@ -11,8 +11,8 @@ import torch
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.registry import guess_task
-from tokenloom.tasks.text import bleu
+from tokenloom.tasks.registry import guess_task
+from tokenloom.evaluation import translation as bleu
 from tokenloom.tasks.translation import Translation
 
 Call = Callable[..., tuple[int, str, str]]

@@ -8,8 +8,8 @@ import torch
 
 from tokenloom.models.batch import IGNORE
 from tokenloom.models.word_vectors import BLOCK
-from tokenloom.tasks.words.agreement import agreement, cooccurrences, rank_correlation
-from tokenloom.tasks.words.draws import SHARED, Draws, keep_probability, negative_distribution
+from tokenloom.evaluation.word_similarity import agreement, cooccurrences, rank_correlation
+from tokenloom.tasks._word_vector_draws import SHARED, Draws, keep_probability, negative_distribution
 from tokenloom.training.batches import Moment
 from tokenloom.training.losses import negative_sampling_term
 

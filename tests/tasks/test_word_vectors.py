@@ -10,10 +10,10 @@ import pytest
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.tasks.frame.fitting import begin
+from tokenloom.runs.session import begin
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
-from tokenloom.tasks.words.uses import Space
-from tokenloom.tokens.vocabulary import Vocabulary
+from tokenloom.tasks._word_vector_actions import Space
+from tokenloom.tokenizers.vocabulary import Vocabulary
 from tokenloom.training.events import Baseline
 
 TINY = {

@@ -26,10 +26,11 @@ TRAINING = f"{SETTINGS} --device cpu --seed 3".split()
 NURSERY = """
 import json, os, signal, sys
 from pathlib import Path
-import tokenloom.cli.train, tokenloom.drawing.curves, tokenloom.tasks.text_generation
+import tokenloom.cli.train, tokenloom.plotting.loss_curve, tokenloom.tasks.text_generation
 import matplotlib.figure, torch._dynamo
 from tokenloom.cli.main import main
-from tokenloom.training import checkpoints, estimate, loop
+from tokenloom.planning import estimate
+from tokenloom.training import checkpoints, loop
 
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)

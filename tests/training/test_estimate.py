@@ -15,13 +15,13 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.gpt import GPT, STYLES
-from tokenloom.models.image_codes import ImageCodes, ImageCodesConfig
-from tokenloom.models.image_decoder import ImageDecoder, ImageDecoderConfig
+from tokenloom.models.vqvae import ImageCodes, ImageCodesConfig
+from tokenloom.models.image_gpt import ImageDecoder, ImageDecoderConfig
 from tokenloom.models.vision import VisionConfig, VisionTransformer
 from tokenloom.nn import attention
-from tokenloom.training import estimate
+from tokenloom.planning import estimate
 from tokenloom.training.checkpoints import Checkpoints
-from tokenloom.training.estimate import (
+from tokenloom.planning.estimate import (
     evaluations,
     flops_per_token,
     make_plan,

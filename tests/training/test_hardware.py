@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tokenloom.errors import UserError
-from tokenloom.training import hardware
-from tokenloom.training.hardware import built_in, find_hardware, product_rate, read_hardware, this_machine
+from tokenloom.planning import hardware
+from tokenloom.planning.hardware import built_in, find_hardware, product_rate, read_hardware, this_machine
 
 
 def test_every_built_in_machine_says_where_its_figures_are_from() -> None:

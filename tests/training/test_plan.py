@@ -11,14 +11,14 @@ from tiny_training import NextToken, tiny_settings
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, STYLES, GPTConfig
-from tokenloom.native import loader
+from tokenloom.kernels import loader
 from tokenloom.nn import attention
 from tokenloom.nn.parts import count_parameters
-from tokenloom.training import footprint
-from tokenloom.training.estimate import flops_per_token, measure_memory
-from tokenloom.training.footprint import Sizes, Work, activation_bytes, memory, parameters
-from tokenloom.training.hardware import Hardware, built_in
-from tokenloom.training.plan import Training, forecast, forecasts
+from tokenloom.planning import costs as footprint
+from tokenloom.planning.estimate import flops_per_token, measure_memory
+from tokenloom.planning.costs import Sizes, Work, activation_bytes, memory, parameters
+from tokenloom.planning.hardware import Hardware, built_in
+from tokenloom.planning.forecast import Training, forecast, forecasts
 from tokenloom.training.settings import MachineSettings
 
 # vocab, context, width, depth, heads

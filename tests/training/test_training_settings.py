@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tokenloom.errors import UserError
-from tokenloom.training.machine import choose_device, cores, precision_context
+from tokenloom.training.device import choose_device, cores, precision_context
 from tokenloom.training.settings import (
     GENERAL_RECIPE,
     LIMITS,

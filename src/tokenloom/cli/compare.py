@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.cli.output import duration, print_json, quantity
-from tokenloom.data.waiting import telling
+from tokenloom.utils.progress import telling
 from tokenloom.errors import UserError
 
 
 def compare_runs(runs: Sequence[str], context: str | None, *, device: str, as_json: bool) -> None:
     """`tokenloom compare RUN RUN …`."""
     from tokenloom.cli.use import one_thread
-    from tokenloom.drawing.tables import plain_table
-    from tokenloom.tasks.frame.comparing import compare
-    from tokenloom.tasks.frame.runs import load
+    from tokenloom.plotting.tables import plain_table
+    from tokenloom.evaluation.comparison import compare
+    from tokenloom.runs.folder import load
 
     if len(runs) < 2:
         raise UserError("compare needs two runs; or data and --models gpt,lstm,ngram")
@@ -50,9 +50,9 @@ def compare_models(
 ) -> None:
     """`tokenloom compare DATA --models …`."""
     from tokenloom.cli.display import Display, field
-    from tokenloom.drawing.tables import plain_table
-    from tokenloom.tasks.text import ladder
-    from tokenloom.tasks.text.measuring import checked_window
+    from tokenloom.plotting.tables import plain_table
+    from tokenloom.tasks import _model_comparison as ladder
+    from tokenloom.evaluation.perplexity import checked_window
 
     place, window = Path(folder), ladder.WINDOW if context is None else checked_window(context, None)
     if window is None:

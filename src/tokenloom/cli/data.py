@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tokenloom.cli.output import JSON, QUIET, STDIN, print_json, quantity, whole_number
-from tokenloom.drawing.tables import plain_table
+from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
 
 NAME = Annotated[str, Parameter(help="a data set, as tokenloom data list names it")]
@@ -22,7 +22,7 @@ FILE = Annotated[str, Parameter(help="the file, as its source gives it: its hash
 
 def list_all(*, json: JSON = False) -> None:
     """List the built-in data sets: what they are, their licence, and whether they are here already."""
-    from tokenloom.data.recipes import catalogue
+    from tokenloom.data.registry import catalogue
 
     rows = catalogue()
     if json:
@@ -38,7 +38,7 @@ def list_all(*, json: JSON = False) -> None:
 
 def get(name: NAME, /, *, json: JSON = False) -> None:
     """Fetch a data set into the cache, and check it."""
-    from tokenloom.data import recipes
+    from tokenloom.data import registry as recipes
 
     paths = [str(path) for path in recipes.get(name)]
     if json:
@@ -49,7 +49,7 @@ def get(name: NAME, /, *, json: JSON = False) -> None:
 
 def add(name: NAME, file: FILE, /, *, json: JSON = False) -> None:
     """Take your own copy of a data set's file into the cache."""
-    from tokenloom.data import recipes
+    from tokenloom.data import registry as recipes
 
     path = recipes.add(name, file)
     if json:
@@ -60,8 +60,8 @@ def add(name: NAME, file: FILE, /, *, json: JSON = False) -> None:
 
 def check(name: ANY_NAME = None, /, *, json: JSON = False) -> None:
     """Hold the files of one data set, of all, or of a folder of tokenised text against their hashes."""
-    from tokenloom.data import recipes
-    from tokenloom.data.shards import open_tokenised
+    from tokenloom.data import registry as recipes
+    from tokenloom.data.pretokenized.shards import open_tokenised
 
     if name is not None and name not in recipes.names() and (tokenised := open_tokenised(name)) is not None:
         shards = tokenised.check()
@@ -123,8 +123,8 @@ def tokenise(
     """
     import sys
 
-    from tokenloom.data.sharding import Wish, tokenise
-    from tokenloom.tasks.text.tokenised import baseline_kept
+    from tokenloom.data.pretokenized.build import Wish, tokenise
+    from tokenloom.tasks._pretokenized import baseline_kept
 
     def tell(line: str) -> None:
         if not quiet:

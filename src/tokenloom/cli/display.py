@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.output import duration, plain, quantity
-from tokenloom.native import loader
+from tokenloom.kernels import loader
 from tokenloom.training.events import (
     Baseline,
     Counted,
@@ -34,8 +34,8 @@ from tokenloom.training.events import (
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from tokenloom.tasks.frame.fitting import Fitting
-    from tokenloom.training.estimate import Plan
+    from tokenloom.runs.session import Fitting
+    from tokenloom.planning.estimate import Plan
 
 # Labels stand in a column of this width, as those of the data report do.
 COLUMN = 12
@@ -298,7 +298,7 @@ class Display:
             )
 
     def _draw(self) -> None:
-        from tokenloom.drawing.terminal import terminal_curve
+        from tokenloom.plotting.terminal import terminal_curve
 
         beside = self._baseline if self._baseline is not None and self._baseline.metric == "loss" else None
         baseline = None if beside is None else (beside.name, beside.value)
@@ -311,7 +311,7 @@ class Display:
 
     def result(self, fitting: Fitting, result: dict[str, Any], *, example: bool) -> None:
         """The last lines, on standard output: what came out, what it makes, and what to do next."""
-        from tokenloom.tasks.frame.flat import options
+        from tokenloom.settings import options
 
         if self.quiet:
             return

@@ -39,8 +39,8 @@ def _measured(key: str, value: Any) -> str:
 
 def _run_info(run: str) -> dict[str, Any]:
     from tokenloom.nn.parts import count_numbers, count_parameters
-    from tokenloom.tasks.frame.runs import RunFolder, load
-    from tokenloom.training.estimate import flops_per_token
+    from tokenloom.runs.folder import RunFolder, load
+    from tokenloom.planning.estimate import flops_per_token
 
     folder = RunFolder(run)
     config = folder.read_config()
@@ -71,10 +71,10 @@ def _run_info(run: str) -> dict[str, Any]:
 
 def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
     from tokenloom.nn.parts import count_parameters
-    from tokenloom.tasks.frame.flat import build
-    from tokenloom.tasks.frame.registry import find_task
+    from tokenloom.settings import build
+    from tokenloom.tasks.registry import find_task
     from tokenloom.training.checkpoints import total_bytes
-    from tokenloom.training.estimate import flops_per_token
+    from tokenloom.planning.estimate import flops_per_token
 
     cls = find_task(name)
     task = cls(build(cls.Settings, given))
@@ -92,7 +92,7 @@ def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def show_models(*, as_json: bool) -> None:
     """`tokenloom models`."""
-    from tokenloom.tasks.frame.registry import find_task, task_names
+    from tokenloom.tasks.registry import find_task, task_names
 
     tasks = [find_task(name) for name in task_names()]
     if as_json:

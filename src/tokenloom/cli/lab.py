@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenloom.cli.output import JSON, QUIET, duration, print_json, whole_number
-from tokenloom.data.names import counted
-from tokenloom.drawing.tables import plain_table
+from tokenloom.utils.names import counted
+from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def run(
 ) -> int:
     """Run experiments, and hold what comes out against what was published; 1 when a figure is out of tolerance."""
     from tokenloom.lab.registry import experiments, find
-    from tokenloom.lab.running import Folder, Wish
-    from tokenloom.lab.running import run as rows_of
+    from tokenloom.lab.runner import Folder, Wish
+    from tokenloom.lab.runner import run as rows_of
 
     if bool(ids) == all:
         raise UserError("say which rows to run, or --all (tokenloom lab list shows them)")
@@ -94,7 +94,7 @@ def run(
 def report(*, out: OUT = "runs/lab", page: PAGE = None, json: JSON = False) -> None:
     """Write the report of all rows that were run: one page, which needs nothing from outside."""
     from tokenloom.lab.report import html
-    from tokenloom.lab.running import Folder
+    from tokenloom.lab.runner import Folder
 
     rows = Folder(out).rows()
     if not rows:
@@ -112,7 +112,7 @@ def report(*, out: OUT = "runs/lab", page: PAGE = None, json: JSON = False) -> N
 
 def new(name: NAME, /, *, json: JSON = False) -> None:
     """Write an experiment to start from into this folder."""
-    from tokenloom.lab.skeleton import write
+    from tokenloom.lab.template import write
 
     path = write(name)
     if json:

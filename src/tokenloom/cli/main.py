@@ -224,8 +224,8 @@ def _plan_command(command: str | None) -> Callable[..., Any]:
     )
     extra: list[Any] = []
     if command == "plan":
-        from tokenloom.tasks.text.planning import PlanSettings
-        from tokenloom.tasks.text.settings import TextGenerationSettings
+        from tokenloom.planning.text import PlanSettings
+        from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 
         extra = [TextGenerationSettings, PlanSettings]
     return _with_options(plan, [], extra)

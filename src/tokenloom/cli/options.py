@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenloom.cli.output import plain, whole_number
-from tokenloom.data.names import with_article
+from tokenloom.utils.names import with_article
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenloom.tasks.frame.base import Task
+    from tokenloom.tasks.base import Task
 
 DEFAULT_TASK = "text-generation"
 # Flags of the commands themselves that take no value.
@@ -23,7 +23,7 @@ SWITCHES = {"--overwrite", "--resume", "--dry-run", "--tensorboard", "--json", "
 
 def parameters(cls: type) -> Iterator[inspect.Parameter]:
     """One parameter a setting, with a flag unless it is positional; None stands for "not given"."""
-    from tokenloom.tasks.frame.flat import options
+    from tokenloom.settings import options
 
     for option in options(cls):
         shown = "" if option.default is None or option.default == [] else f" [default: {plain(option.default)}]"
@@ -47,7 +47,7 @@ def value_of(flag: str, tokens: list[str]) -> str | None:
 
 def first_word(tokens: list[str], classes: Iterable[type]) -> str | None:
     """The first token that is neither a flag nor the value of one. classes: whose switches may stand before it."""
-    from tokenloom.tasks.frame.flat import options
+    from tokenloom.settings import options
 
     switches = set(SWITCHES)
     for option in (option for cls in classes for option in options(cls)):
@@ -64,16 +64,16 @@ def first_word(tokens: list[str], classes: Iterable[type]) -> str | None:
 
 
 def _all_tasks() -> list[type[Task]]:
-    from tokenloom.tasks.frame.registry import find_task, task_names
+    from tokenloom.tasks.registry import find_task, task_names
 
     return [find_task(name) for name in task_names()]
 
 
 def task_in(tokens: list[str]) -> type[Task]:
     """The task that a `train` command line is about: given, of the run it resumes, or guessed from the data."""
-    from tokenloom.tasks.frame.flat import read_config
-    from tokenloom.tasks.frame.registry import find_task, guess_task
-    from tokenloom.tasks.frame.runs import RunFolder
+    from tokenloom.settings import read_config
+    from tokenloom.tasks.registry import find_task, guess_task
+    from tokenloom.runs.folder import RunFolder
     from tokenloom.training.settings import TrainingSettings
 
     given, config, out = (value_of(flag, tokens) for flag in ("--task", "--config", "--out"))
@@ -92,8 +92,8 @@ def task_of_run(tokens: list[str], verb: str) -> type[Task] | None:
 
     Without a run, the first task that has the use, if there is one.
     """
-    from tokenloom.tasks.frame.registry import find_task
-    from tokenloom.tasks.frame.runs import RunFolder
+    from tokenloom.tasks.registry import find_task
+    from tokenloom.runs.folder import RunFolder
 
     able = [task for task in _all_tasks() if verb in task.uses]
     run = first_word(tokens, [task.uses[verb] for task in able])
@@ -118,7 +118,7 @@ def is_verb(verb: str, tokens: list[str]) -> bool:
 
 def tasks_with(flag: str) -> list[str]:
     """The tasks that have an option of that name."""
-    from tokenloom.tasks.frame.flat import options
+    from tokenloom.settings import options
 
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
     return [task.name for task in _all_tasks() if name in {option.name for option in options(task.Settings)}]
@@ -126,8 +126,8 @@ def tasks_with(flag: str) -> list[str]:
 
 def task_measured(tokens: list[str]) -> list[type[Task]]:
     """The task of the run that is measured; without a run, all that have options for it."""
-    from tokenloom.tasks.frame.registry import find_task
-    from tokenloom.tasks.frame.runs import RunFolder
+    from tokenloom.tasks.registry import find_task
+    from tokenloom.runs.folder import RunFolder
 
     able = [task for task in _all_tasks() if task.measuring is not None]
     run = first_word(tokens, [task.measuring for task in able if task.measuring is not None])
@@ -138,7 +138,7 @@ def task_measured(tokens: list[str]) -> list[type[Task]]:
 
 def task_named(tokens: list[str]) -> type[Task] | None:
     """The task that `info NAME` is about, unless the name is that of a run folder."""
-    from tokenloom.tasks.frame.registry import find_task
+    from tokenloom.tasks.registry import find_task
 
     name = first_word(tokens, [task.Settings for task in _all_tasks()])
     if name is None or (Path(name) / "config.json").is_file():

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.display import field
 from tokenloom.cli.output import duration, print_json, quantity
-from tokenloom.drawing.tables import plain_table
+from tokenloom.plotting.tables import plain_table
 
 if TYPE_CHECKING:
-    from tokenloom.tasks.text.planning import TextPlan
-    from tokenloom.training.plan import Forecast
+    from tokenloom.planning.text import TextPlan
+    from tokenloom.planning.forecast import Forecast
 
 SIZES = ["weights", "gradients", "optimiser", "activations", "work space", "all", "of"]
-HEADER = ["machine", "mode", "checkpointing", *SIZES, "tokens/s", "time", "fits"]
+HEADER = ["machine", "mode", "checkpointing", *SIZES, "tokenizers/s", "time", "fits"]
 # A step that would be shorter than this, in seconds, is ruled by what the formulas leave out.
 SHORT_STEP = 0.01
 
 
 def show_plan(data: str | None, given: dict[str, Any], *, as_json: bool) -> None:
     """`tokenloom plan [DATA] --size …`."""
-    from tokenloom.tasks.text.planning import plan
+    from tokenloom.planning.text import plan
 
     found = plan(data, **given)
     if as_json:
@@ -31,8 +31,8 @@ def show_plan(data: str | None, given: dict[str, Any], *, as_json: bool) -> None
 
 def lines(found: TextPlan) -> list[str]:
     """The plan for a person to read."""
-    from tokenloom.training.footprint import flops_per_token, parameters
-    from tokenloom.training.plan import RESERVE
+    from tokenloom.planning.costs import flops_per_token, parameters
+    from tokenloom.planning.forecast import RESERVE
 
     t = found.training
     s = t.sizes

@@ -16,11 +16,11 @@ from cyclopts import Parameter
 
 from tokenloom.cli.display import Display, field
 from tokenloom.cli.output import leads, print_json
-from tokenloom.data.waiting import telling
+from tokenloom.utils.progress import telling
 from tokenloom.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenloom.tasks.frame.fitting import Fitting
+    from tokenloom.runs.session import Fitting
     from tokenloom.training.events import Event
 
 INTERRUPTED = 130
@@ -46,8 +46,8 @@ COMMON = [
 
 def train_run(data: str | None, given: dict[str, Any]) -> int:
     """Train as the flags say. Returns the exit code."""
-    from tokenloom.tasks.frame.fitting import begin
-    from tokenloom.tasks.frame.summary import summary
+    from tokenloom.runs.session import begin
+    from tokenloom.runs.summary import summary
     from tokenloom.training.events import Stepped
 
     began = time.perf_counter()
@@ -96,8 +96,8 @@ def with_config(data: str | None, given: dict[str, Any]) -> dict[str, Any]:
     Raises UserError, naming the file, for a setting in it that there is not or that has another type.
     """
     from tokenloom.cli.options import DEFAULT_TASK
-    from tokenloom.tasks.frame.flat import build, read_config, refuse_unknown
-    from tokenloom.tasks.frame.registry import find_task, guess_task
+    from tokenloom.settings import build, read_config, refuse_unknown
+    from tokenloom.tasks.registry import find_task, guess_task
     from tokenloom.training.settings import TrainingSettings
 
     given = dict(given)

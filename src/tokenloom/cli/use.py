@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 from tokenloom.cli.output import print_json
-from tokenloom.data.waiting import telling
+from tokenloom.utils.progress import telling
 
 
 def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json: bool, quiet: bool) -> None:
     """`tokenloom generate RUN …` and the other verbs."""
-    from tokenloom.tasks.frame.flat import build
-    from tokenloom.tasks.frame.runs import load
+    from tokenloom.settings import build
+    from tokenloom.runs.folder import load
 
     one_thread()
     task = load(run, device=device)
@@ -37,7 +37,7 @@ def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json:
 def evaluate_run(run: str, data: str | None, given: dict[str, Any], *, batch: int, device: str, as_json: bool) -> None:
     """`tokenloom evaluate RUN [--data …]`, with the options that the run's task has for it."""
     from tokenloom.errors import UserError
-    from tokenloom.tasks.frame.runs import load
+    from tokenloom.runs.folder import load
 
     if batch < 1:
         raise UserError(f"--batch {batch}: must be at least 1")

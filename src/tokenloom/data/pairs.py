@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokenloom.data import recipes
+from tokenloom.data import registry as recipes
 from tokenloom.data.documents import DataSet, Document, TextData
-from tokenloom.data.names import counted, did_you_mean, some
-from tokenloom.data.splits import DEFAULT_FRACTION, whole_documents
+from tokenloom.utils.names import counted, did_you_mean, some
+from tokenloom.data.split import DEFAULT_FRACTION, whole_documents
 from tokenloom.data.tables import json_any, json_lines, table_delimiter, table_records
 from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, raw_of, reason_of, shown_path
 from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newlines

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from tokenloom.data.documents import DataSet, TextData
-from tokenloom.data.names import counted
-from tokenloom.data.tagged import Sentence, TaggedData
+from tokenloom.utils.names import counted
+from tokenloom.data.conll import Sentence, TaggedData
 from tokenloom.errors import UserError
 
 MARKS = ",.;:?!"

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from tokenloom.data.documents import TextData
-from tokenloom.data.names import counted, some
-from tokenloom.data.splits import Split
+from tokenloom.utils.names import counted, some
+from tokenloom.data.split import Split
 
 _TOP_REASONS = 5
 _TOP_NOTES = 20

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from tokenloom.data.documents import Document
-from tokenloom.data.names import counted, did_you_mean, some
+from tokenloom.utils.names import counted, did_you_mean, some
 from tokenloom.data.unicode import Newlines, Unreadable, fold_newlines
 
 _DELIMITERS = (",", ";", "\t")

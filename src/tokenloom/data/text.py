@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokenloom.data import recipes
+from tokenloom.data import registry as recipes
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.names import counted, did_you_mean, some
+from tokenloom.utils.names import counted, did_you_mean, some
 from tokenloom.data.tables import read_json, read_table
 from tokenloom.data.unicode import (
     Newlines,

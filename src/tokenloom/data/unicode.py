@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from encodings.aliases import aliases
 from typing import Literal
 
-from tokenloom.data.names import did_you_mean
+from tokenloom.utils.names import did_you_mean
 from tokenloom.errors import UserError
 
 Newlines = Literal["fold", "keep"]

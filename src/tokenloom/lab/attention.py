@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tokenloom.drawing.plain import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment
 from tokenloom.nn.attention import MultiHeadAttention, attention, attention_weights
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 def gap(a: Tensor, b: Tensor) -> float:

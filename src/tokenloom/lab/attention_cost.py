@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenloom.drawing.plain import Line, Picture
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, between, experiment, shown
 from tokenloom.nn.attention import attention, explicit_attention
 from tokenloom.nn.parts import MLP

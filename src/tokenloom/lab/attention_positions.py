@@ -7,13 +7,13 @@ import math
 import numpy as np
 import torch
 
-from tokenloom.drawing.plain import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between, exact, experiment
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.initialise import constant, framework_linear, initialise, normal_by_inputs
+from tokenloom.nn.initialization import constant, framework_linear, initialise, normal_by_inputs
 from tokenloom.nn.parts import MLP
 from tokenloom.nn.positions import Sinusoidal
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 LAYER_TABLE = [

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenloom.drawing.plain import Line, Picture
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, shown
 from tokenloom.models.naive_bayes import NaiveBayes
-from tokenloom.tasks.labels.settings import TextClassificationSettings
+from tokenloom.tasks._text_classification_settings import TextClassificationSettings
 from tokenloom.tasks.text_classification import LabelledSamples, TextClassification
 from tokenloom.training.batches import Moment
 

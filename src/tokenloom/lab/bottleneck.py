@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenloom.drawing.plain import Line, Picture
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment
 from tokenloom.lab.reversal import DIGITS, train_reversal, translated
 from tokenloom.models.encoder_decoder import EncoderDecoder

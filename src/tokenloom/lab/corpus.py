@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tokenloom.data.recipes import load
+from tokenloom.data.registry import load
 from tokenloom.data.samples import TextWindows
 from tokenloom.lab.experiment import Bench
 from tokenloom.models.batch import Batch
-from tokenloom.tasks.text.settings import TextGenerationSettings
+from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.training.batches import Moment
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tokenloom.drawing.plain import Picture
+from tokenloom.plotting.svg import Picture
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenloom.decoding.score import Score
-from tokenloom.drawing.plain import Line, Panel, Picture
+from tokenloom.generation.score import Score
+from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, counted, drawn_batches, prepared
 from tokenloom.lab.elman import chapter_elman
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, exact, experiment, holds, near, shown
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.training.events import Evaluated, Stepped
 from tokenloom.training.loop import fit

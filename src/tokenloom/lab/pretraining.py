@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenloom.data.labelled import Labelled, LabelledData
+from tokenloom.data.labeled import Labelled, LabelledData
 from tokenloom.data.punctuation import bare_words
-from tokenloom.data.recipes import load_as
+from tokenloom.data.registry import load_as
 from tokenloom.data.samples import ListSamples, Samples
-from tokenloom.data.tagged import Sentence
-from tokenloom.drawing.plain import Line, Picture
+from tokenloom.data.conll import Sentence
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
-from tokenloom.tasks.frame.starting import take_over
-from tokenloom.tasks.labels.settings import TextClassificationSettings
-from tokenloom.tasks.text.encoded import EncodesText
-from tokenloom.tasks.text.masking import SELECTED, Draws, corrupt
+from tokenloom.runs.initialization import take_over
+from tokenloom.tasks._text_classification_settings import TextClassificationSettings
+from tokenloom.tasks._text_encoder import EncodesText
+from tokenloom.tasks._masking import SELECTED, Draws, corrupt
 from tokenloom.tasks.text_classification import TextClassification
 from tokenloom.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from tokenloom.training.batches import Moment

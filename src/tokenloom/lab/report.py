@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from tokenloom.drawing.plain import picture_from, svg
+from tokenloom.plotting.svg import picture_from, svg
 from tokenloom.lab.registry import SECTIONS
 
 STYLE = """

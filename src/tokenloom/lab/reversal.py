@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.data.samples import ListSamples
-from tokenloom.decoding.beam import BeamOptions, beam_search
+from tokenloom.generation.beam_search import BeamOptions, beam_search
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.encoder_decoder import EncoderDecoder
 from tokenloom.models.recurrent_translation import RecurrentTranslator

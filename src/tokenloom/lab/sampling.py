@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from tokenloom.decoding.feeding import prefill
-from tokenloom.decoding.samplers import Sampling
-from tokenloom.drawing.plain import Line, Picture
+from tokenloom.generation.prefill import prefill
+from tokenloom.generation.sampling import Sampling
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, near, shown
 from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from tokenloom.drawing.plain import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between, exact, experiment, shown
 from tokenloom.lab.reversal import DIGITS, reversal_batch, share_reversed, train_reversal
 from tokenloom.models.encoder_decoder import STYLES, EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.taps import Taps
-from tokenloom.tasks.text.pair_settings import CHAPTER_RECIPE
+from tokenloom.nn.hooks import Taps
+from tokenloom.tasks._translation_settings import CHAPTER_RECIPE
 
 LENGTH, STEPS, TESTS = 10, 301, 500
 LOSSES = {0: "2.54", 100: "0.99", 200: "0.016", 300: "0.010"}

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.data.samples import TextWindows
-from tokenloom.drawing.plain import Line, Picture
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.errors import UserError
 from tokenloom.lab.corpus import CORPUS
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
-from tokenloom.tasks.words.agreement import agreement
-from tokenloom.tasks.words.uses import Space
+from tokenloom.evaluation.word_similarity import agreement
+from tokenloom.tasks._word_vector_actions import Space
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings

@@ -11,8 +11,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tokenloom.models.batch import Batch
-from tokenloom.nn.initialise import constant, initialise
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.initialization import constant, initialise
+from tokenloom.nn.hooks import Taps
 
 
 @dataclass(frozen=True)

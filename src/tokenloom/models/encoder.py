@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPTConfig, body_table, make_layer, readout_table
-from tokenloom.nn.initialise import initialise
+from tokenloom.nn.initialization import initialise
 from tokenloom.nn.masks import Mask, Padding, Segments
 from tokenloom.nn.parts import make_norm
 from tokenloom.nn.positions import is_relative, make_positions
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer
 
 READS = ("tokens", "class", "mean")

@@ -17,11 +17,11 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.protocols import State, forked
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.initialise import Table, constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.initialization import Table, constant, framework_linear, initialise, normal, normal_by_inputs
 from tokenloom.nn.masks import Causal, Mask, Padding
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import is_relative, make_positions
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 
@@ -111,7 +111,7 @@ class EncoderDecoder(nn.Module):
     token of the target the next one.
     """
 
-    # What causality halves the pairs of, for who counts operations (`training/estimate.py`).
+    # What causality halves the pairs of, for who counts operations (`planning/estimate.py`).
     causal: ClassVar[tuple[str, ...]] = ("decoder.*.attention",)
 
     def __init__(self, config: EncoderDecoderConfig, seed: int = 0) -> None:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.lean import Step, lean_step
+from tokenloom.models.fused_decode import Step, lean_step
 from tokenloom.models.protocols import State, forked
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.initialise import (
+from tokenloom.nn.initialization import (
     Table,
     constant,
     framework_linear,
@@ -29,7 +29,7 @@ from tokenloom.nn.initialise import (
 from tokenloom.nn.masks import Causal, Mask, Padding, Segments, Window
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import is_relative, make_positions
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 # A ring reads a long chunk in pieces of so many tokens (or of its window, if that is more): each piece needs a mask
@@ -133,7 +133,7 @@ def make_layer(config: GPTConfig) -> TransformerLayer:
 class GPT(nn.Module):
     """Token embedding + positions → causal transformer → linear readout. Predicts token n+1 at token n."""
 
-    # What causality halves the pairs of, for who counts operations (`training/estimate.py`).
+    # What causality halves the pairs of, for who counts operations (`planning/estimate.py`).
     causal: ClassVar[tuple[str, ...]] = ("*",)
 
     def __init__(self, config: GPTConfig, seed: int = 0) -> None:

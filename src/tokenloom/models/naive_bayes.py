@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 class NaiveBayes(nn.Module):

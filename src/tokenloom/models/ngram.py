@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.models.smoothing import (
+from tokenloom.models.ngram_smoothing import (
     HELD_OUT,
     Floats,
     Integers,

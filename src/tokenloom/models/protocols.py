@@ -1,4 +1,4 @@
-"""What every model that predicts the next token offers, so that `decoding/` and `evaluate` never ask which it is.
+"""What every model that predicts the next token offers, so that `generation/` and `evaluate` never ask which it is.
 
 A recurrent network carries a hidden state, a transformer a key–value cache, an n-gram model its last tokens. All of
 them answer the same question: given some more tokens, what are the log-probabilities of the next one?

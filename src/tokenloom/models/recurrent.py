@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.protocols import State, forked
-from tokenloom.nn.initialise import Table, constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.initialization import Table, constant, framework_linear, initialise, normal, normal_by_inputs
 from tokenloom.nn.recurrent import CELLS, Recurrent, counted_through, fresh_state, through
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 @dataclass(frozen=True)

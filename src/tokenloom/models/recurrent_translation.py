@@ -19,9 +19,9 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.protocols import State, forked
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import MemoryCache
-from tokenloom.nn.initialise import Table, constant, initialise, normal, normal_by_inputs
+from tokenloom.nn.initialization import Table, constant, initialise, normal, normal_by_inputs
 from tokenloom.nn.masks import Padding
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.encoder import EncoderBody, EncoderConfig, class_token, mean_over_real
-from tokenloom.nn.initialise import constant, initialise
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.initialization import constant, initialise
+from tokenloom.nn.hooks import Taps
 
 _PRIME = 2_147_483_647
 

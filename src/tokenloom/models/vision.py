@@ -13,11 +13,11 @@ from torch.nn.functional import interpolate
 from tokenloom.models.batch import Batch
 from tokenloom.models.encoder import mean_over_real
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.initialise import Table, constant, initialise, normal, normal_by_inputs
+from tokenloom.nn.initialization import Table, constant, initialise, normal, normal_by_inputs
 from tokenloom.nn.masks import Padding
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import Learned, Positions, Sinusoidal
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 READS = ("class", "mean")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tokenloom.models.batch import Batch
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 Kind = Literal["skip-gram", "cbow"]
 # So many words of a row are held against their surroundings in one product of matrices.

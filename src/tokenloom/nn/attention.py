@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from tokenloom.native import kernels
+from tokenloom.kernels import functions as kernels
 from tokenloom.nn.cache import LayerCache
 from tokenloom.nn.masks import Both, Causal, Mask, Padding, materialise
 from tokenloom.nn.positions import Placement, rotate
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 # The fused road asks a mask for about this many entries at a time, so that memory stays linear in N.
 BLOCK_ENTRIES = 1 << 22

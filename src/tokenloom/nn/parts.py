@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenloom.native.kernels import linear_gelu, mlp, rms_norm
+from tokenloom.kernels.functions import linear_gelu, mlp, rms_norm
 
 
 def make_norm(kind: str, width: int) -> nn.Module:

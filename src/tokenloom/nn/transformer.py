@@ -13,7 +13,7 @@ from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache, LayerCache
 from tokenloom.nn.masks import Mask
 from tokenloom.nn.positions import Placement
-from tokenloom.nn.taps import Taps
+from tokenloom.nn.hooks import Taps
 
 
 class TransformerLayer(nn.Module):

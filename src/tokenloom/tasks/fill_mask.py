@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.names import counted
-from tokenloom.data.pieces import Pieces
+from tokenloom.utils.names import counted
+from tokenloom.data.chunks import Pieces
 from tokenloom.data.report import TextReport
-from tokenloom.data.shards import open_tokenised
-from tokenloom.data.splits import split
+from tokenloom.data.pretokenized.shards import open_tokenised
+from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import fold_newlines
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.tasks.frame.base import Example, Material, Show
-from tokenloom.tasks.text.encoded import EncoderSettings, EncodesText
-from tokenloom.tasks.text.masking import Draws, corrupt
-from tokenloom.tasks.text.neighbours import Neighbours
+from tokenloom.tasks.base import Example, Material, Show
+from tokenloom.tasks._text_encoder import EncoderSettings, EncodesText
+from tokenloom.tasks._masking import Draws, corrupt
+from tokenloom.evaluation.baselines.neighbors import Neighbours
 from tokenloom.training.batches import Moment, evaluation_batches
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term

@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tokenloom.data.augment import Augmentation, Draws, augment
-from tokenloom.data.names import with_article
-from tokenloom.data.picture_files import PictureForm, Pixels, decode
-from tokenloom.data.picture_split import PictureReport
-from tokenloom.data.pictures import PictureData, PictureSamples, looks_like_pictures
+from tokenloom.utils.names import with_article
+from tokenloom.data.image_files import PictureForm, Pixels, decode
+from tokenloom.data.image_split import PictureReport
+from tokenloom.data.images import PictureData, PictureSamples, looks_like_pictures
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable
-from tokenloom.drawing.tables import plain_table
+from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.vision import VisionConfig, VisionTransformer, resized_positions
-from tokenloom.nn.taps import Taps
-from tokenloom.tasks.frame.base import Example, Material, Show, Task
-from tokenloom.tasks.frame.paths import STEPWISE, every_path
-from tokenloom.tasks.images.examples import stripes
-from tokenloom.tasks.images.looking import look_at
-from tokenloom.tasks.images.reading import read, split
-from tokenloom.tasks.images.settings import (
+from tokenloom.nn.hooks import Taps
+from tokenloom.tasks.base import Example, Material, Show, Task
+from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.tasks._image_examples import stripes
+from tokenloom.inspection.image_attention import look_at
+from tokenloom.tasks._image_input import read, split
+from tokenloom.tasks._image_settings import (
     ImageClassificationSettings,
     LookOptions,
     PredictOptions,
@@ -39,9 +39,9 @@ from tokenloom.tasks.images.settings import (
     nearest_divisor,
     pair,
 )
-from tokenloom.tasks.labels.one_label import OneLabel, measured_terms
-from tokenloom.tasks.labels.vectors import MOST, block, support_vector_accuracy, why_no_machine
-from tokenloom.tokens.image import Patches
+from tokenloom.tasks._classification import OneLabel, measured_terms
+from tokenloom.evaluation.baselines.svm import MOST, block, support_vector_accuracy, why_no_machine
+from tokenloom.tokenizers.patches import Patches
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Terms, cross_entropy_term

@@ -13,28 +13,28 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.data.names import counted, did_you_mean, some
-from tokenloom.data.picture_files import PictureForm, Pixels
-from tokenloom.data.picture_split import PictureReport, PictureSplit
-from tokenloom.data.pictures import PictureData
+from tokenloom.utils.names import counted, did_you_mean, some
+from tokenloom.data.image_files import PictureForm, Pixels
+from tokenloom.data.image_split import PictureReport, PictureSplit
+from tokenloom.data.images import PictureData
 from tokenloom.data.samples import Samples
-from tokenloom.decoding import Request, Sampling, generate_all
-from tokenloom.drawing.sheet import MOST, draw_sheet
-from tokenloom.drawing.style import place_of
+from tokenloom.generation import Request, Sampling, generate_all
+from tokenloom.plotting.image_grid import MOST, draw_sheet
+from tokenloom.plotting.style import place_of
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.image_decoder import Guided, ImageDecoder, ImageDecoderConfig
+from tokenloom.models.image_gpt import Guided, ImageDecoder, ImageDecoderConfig
 from tokenloom.models.protocols import StepModel
-from tokenloom.tasks.frame.base import Example, Material, Show, Stage, Task
-from tokenloom.tasks.frame.paths import every_path
-from tokenloom.tasks.image_codes import ImageCodes
-from tokenloom.tasks.images.reading import read, read_parts
-from tokenloom.tasks.images.settings import PictureSettings
-from tokenloom.tasks.painting import tokenisers
-from tokenloom.tasks.painting.cells import CellSamples, histogram_nats, neighbour_nats
-from tokenloom.tasks.painting.completing import UpperHalf, check_whole, form_of_codes, nearest_row, read_top, upper_half
-from tokenloom.tasks.painting.settings import GenerateOptions, ImageGenerationSettings
-from tokenloom.tokens.palette import Palette
+from tokenloom.tasks.base import Example, Material, Show, Stage, Task
+from tokenloom.tasks._paths import every_path
+from tokenloom.tasks.image_tokenizer import ImageCodes
+from tokenloom.tasks._image_input import read, read_parts
+from tokenloom.tasks._image_settings import PictureSettings
+from tokenloom.tasks import _image_tokenizers as tokenisers
+from tokenloom.tasks._image_cells import CellSamples, histogram_nats, neighbour_nats
+from tokenloom.tasks._image_completion import UpperHalf, check_whole, form_of_codes, nearest_row, read_top, upper_half
+from tokenloom.tasks._image_generation_settings import GenerateOptions, ImageGenerationSettings
+from tokenloom.tokenizers.palette import Palette
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term

@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tokenloom.data.labelled import LabelColumns, Labelled, LabelledData, looks_labelled, read_column, read_labelled
-from tokenloom.data.labelled_split import LabelledReport, LabelledSplit, split_labelled
-from tokenloom.data.names import counted, some
+from tokenloom.data.labeled import LabelColumns, Labelled, LabelledData, looks_labelled, read_column, read_labelled
+from tokenloom.data.labeled_split import LabelledReport, LabelledSplit, split_labelled
+from tokenloom.utils.names import counted, some
 from tokenloom.data.samples import Keys, ListSamples
-from tokenloom.drawing.tables import plain_table
+from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
-from tokenloom.tasks.frame.base import Example, Material, Show
-from tokenloom.tasks.labels.linear import linear_accuracy
-from tokenloom.tasks.labels.one_label import OneLabel, measured_terms
-from tokenloom.tasks.labels.settings import PredictOptions, TextClassificationSettings, check_settings
-from tokenloom.tasks.text.encoded import EncodesText
-from tokenloom.tokens.base import UNKNOWN
-from tokenloom.tokens.text import choose_tokenizer
+from tokenloom.tasks.base import Example, Material, Show
+from tokenloom.evaluation.baselines.linear import linear_accuracy
+from tokenloom.tasks._classification import OneLabel, measured_terms
+from tokenloom.tasks._text_classification_settings import PredictOptions, TextClassificationSettings, check_settings
+from tokenloom.tasks._text_encoder import EncodesText
+from tokenloom.tokenizers.base import UNKNOWN
+from tokenloom.tokenizers.text import choose_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Term, Terms

@@ -17,18 +17,18 @@ from torch import nn
 from tokenloom.data.documents import TextData
 from tokenloom.data.report import TextReport
 from tokenloom.data.samples import Run, Samples, TextWindows, fingerprint_of
-from tokenloom.data.shards import Tokenised, open_tokenised
-from tokenloom.data.splits import split
+from tokenloom.data.pretokenized.shards import Tokenised, open_tokenised
+from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.protocols import StepModel
-from tokenloom.tasks.frame.base import Example, Material, Measured
-from tokenloom.tasks.frame.paths import every_path
-from tokenloom.tasks.text.baseline import ngram_baseline
-from tokenloom.tasks.text.continuing import ContinuesText
-from tokenloom.tasks.text.kinds.table import MODELS, kind_of, refuse_idle
-from tokenloom.tasks.text.measuring import (
+from tokenloom.tasks.base import Example, Material, Measured
+from tokenloom.tasks._paths import every_path
+from tokenloom.evaluation.baselines.ngram import ngram_baseline
+from tokenloom.tasks._text_decoder import ContinuesText
+from tokenloom.tasks._lm_families.table import MODELS, kind_of, refuse_idle
+from tokenloom.evaluation.perplexity import (
     BITS_PER_BYTE,
     RUNNING,
     MeasuringOptions,
@@ -39,10 +39,10 @@ from tokenloom.tasks.text.measuring import (
     metrics_of,
     totals_of,
 )
-from tokenloom.tasks.text.settings import TextGenerationSettings
-from tokenloom.tasks.text.tokenised import kept_baseline, refuse_inert, report_of, tokenizer_of
-from tokenloom.tokens.base import END, UNKNOWN, TextTokenizer
-from tokenloom.tokens.text import choose_tokenizer, load_own_tokenizer
+from tokenloom.tasks._text_generation_settings import TextGenerationSettings
+from tokenloom.tasks._pretokenized import kept_baseline, refuse_inert, report_of, tokenizer_of
+from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer
+from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.data.names import counted, some
+from tokenloom.utils.names import counted, some
 from tokenloom.data.punctuation import bare_words, punctuated, restored
 from tokenloom.data.samples import Keys, ListSamples
-from tokenloom.data.tagged import (
+from tokenloom.data.conll import (
     Columns,
     Sentence,
     TaggedData,
@@ -27,14 +27,14 @@ from tokenloom.data.tagged import (
     split_tagged,
 )
 from tokenloom.data.text import read_text
-from tokenloom.drawing.tables import plain_table
+from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.models.tagger import CountTagger
-from tokenloom.tasks.frame.base import Example, Material, Show
-from tokenloom.tasks.labels.measures import ByClass
-from tokenloom.tasks.text.encoded import EncoderSettings, EncodesText
-from tokenloom.tasks.text.tagging import (
+from tokenloom.models.count_tagger import CountTagger
+from tokenloom.tasks.base import Example, Material, Show
+from tokenloom.evaluation.classification import ByClass
+from tokenloom.tasks._text_encoder import EncoderSettings, EncodesText
+from tokenloom.evaluation.tagging import (
     Encoded,
     count_labels,
     encoded_window,

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.data import recipes
-from tokenloom.data.names import counted, some
+from tokenloom.data import registry as recipes
+from tokenloom.utils.names import counted, some
 from tokenloom.data.pairs import (
     Pair,
     PairColumns,
@@ -31,12 +31,12 @@ from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder_decoder import STYLES, EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.protocols import StepModel
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
-from tokenloom.tasks.frame.base import Example, Material
-from tokenloom.tasks.frame.paths import every_path
-from tokenloom.tasks.frame.sizes import dial
-from tokenloom.tasks.text.bleu import MISSING, corpus_scores
-from tokenloom.tasks.text.pair_baseline import pair_baseline
-from tokenloom.tasks.text.pair_settings import (
+from tokenloom.tasks.base import Example, Material
+from tokenloom.tasks._paths import every_path
+from tokenloom.tasks._sizes import dial
+from tokenloom.evaluation.translation import MISSING, corpus_scores
+from tokenloom.evaluation.baselines.pairs import pair_baseline
+from tokenloom.tasks._translation_settings import (
     CHAPTER_RECIPE,
     MOST_EPOCHS,
     MOST_TOKENS,
@@ -44,9 +44,9 @@ from tokenloom.tasks.text.pair_settings import (
     SIZES,
     TranslationSettings,
 )
-from tokenloom.tasks.text.translating import Translates
-from tokenloom.tokens.base import END, UNKNOWN, Ids, TextTokenizer
-from tokenloom.tokens.text import choose_tokenizer, load_own_tokenizer
+from tokenloom.tasks._seq2seq import Translates
+from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer
+from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term

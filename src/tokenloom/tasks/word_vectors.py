@@ -15,16 +15,16 @@ from torch import nn
 from tokenloom.data.documents import TextData
 from tokenloom.data.report import TextReport
 from tokenloom.data.samples import Samples, TextWindows
-from tokenloom.data.splits import split
+from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.word_vectors import WordVectors
-from tokenloom.tasks.frame.base import Example, Material, Show, Task
-from tokenloom.tasks.frame.paths import STEPWISE, every_path
-from tokenloom.tasks.words.agreement import agreement
-from tokenloom.tasks.words.draws import Draws, keep_probability, negative_distribution
-from tokenloom.tasks.words.uses import (
+from tokenloom.tasks.base import Example, Material, Show, Task
+from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.evaluation.word_similarity import agreement
+from tokenloom.tasks._word_vector_draws import Draws, keep_probability, negative_distribution
+from tokenloom.tasks._word_vector_actions import (
     MANY,
     AnalogyOptions,
     ExportOptions,
@@ -33,7 +33,7 @@ from tokenloom.tasks.words.uses import (
     NeighbourOptions,
     Space,
 )
-from tokenloom.tokens.vocabulary import Vocabulary, words_of
+from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
 from tokenloom.training.batches import Moment
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import Terms, Totals, negative_sampling_term
@@ -322,7 +322,7 @@ class WordVectorTask(Task):
         return {"answers": [list(pair) for pair in near], "notes": notes}
 
     def _draw(self, o: MapOptions) -> None:
-        from tokenloom.drawing.maps import draw_map
+        from tokenloom.plotting.embedding_map import draw_map
 
         if o.count < 3:
             raise UserError(f"--count {o.count}: a map needs at least 3 words")

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenloom.errors import UserError
 from tokenloom.nn.transformer import TransformerLayer
-from tokenloom.training.machine import choose_device
+from tokenloom.training.device import choose_device
 
 T = TypeVar("T")
 # What fits into the first message of an exchange; nearly everything does.

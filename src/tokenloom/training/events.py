@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenloom.training.estimate import Plan
+    from tokenloom.planning.estimate import Plan
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.nn.parts import device_of
-from tokenloom.nn.quantise import move_all
+from tokenloom.nn.vector_quantizer import move_all
 from tokenloom.training.batches import (
     Batches,
     BatchSource,
@@ -31,7 +31,7 @@ from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, put_st
 from tokenloom.training.distributed import ALONE, Processes, own_part, whole
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
 from tokenloom.training.losses import Terms, Totals
-from tokenloom.training.machine import precision_context
+from tokenloom.training.device import precision_context
 from tokenloom.training.optimizers import (
     check_groups,
     load_state_tensors,

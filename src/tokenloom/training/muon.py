@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenloom.native import kernels
+from tokenloom.kernels import functions as kernels
 from tokenloom.training.distributed import like, whole
 
 # The quintic's coefficients and the number of steps, of Jordan et al.: singular values end within about 0.7 … 1.2.

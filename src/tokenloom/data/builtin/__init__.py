@@ -1,1 +1,0 @@
-"""The built-in data sets: one file for each kind of source, each with its recipes in `RECIPES`."""

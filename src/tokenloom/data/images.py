@@ -1,0 +1,268 @@
+"""Pictures: a folder a class, a table of paths and labels, a flat folder, or a built-in set.
+
+    data = read_pictures("mnist-5k")
+    data.pixels      # (n, C, H, W) uint8, all of one size and mode
+    data.ids         # a name for each, the same from one reading to the next
+    data.labels      # (n,) int64, places in data.classes; −1 for a picture without a class
+    data.form        # size, mode, background: `decode(bytes, data.form)` gives another picture the same way
+    split_pictures(data)  # see `picture_split.py`
+
+What cannot be read is named before anything is trained, and left out only when that is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenloom.data import registry as recipes
+from tokenloom.data.documents import DataSet
+from tokenloom.data.labeled import LABELS, LabelColumns, beginning_of_table, called, read_labelled
+from tokenloom.utils.names import counted, some
+from tokenloom.data.image_decoding import check_memory, decode_all
+from tokenloom.data.image_files import ENDINGS, PictureForm, Pixels, background_colour, pillow, refitted
+from tokenloom.data.samples import Keys, fingerprint_of, generator_for
+from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, shown_path, walk
+from tokenloom.errors import UserError
+
+PATHS = ("path", "file", "file_name", "filename", "image", "picture", "img", "image_path", "filepath", "photo")
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class PictureData(DataSet):
+    """Pictures of one size and mode, in reading order.
+
+    pixels: (n, C, H, W). ids: n names. labels: (n,), places in `classes`, −1 for none. classes: sorted; one whose
+    folder holds no picture keeps its place, so that numbers never shift. groups: pictures of one group belong on one
+    side of a split; empty for none. form: what they were brought to, which is settled.
+    """
+
+    pixels: Pixels
+    ids: Sequence[str]
+    labels: NDArray[np.int64]
+    classes: list[str]
+    form: PictureForm
+    groups: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def part(self, places: NDArray[np.int64]) -> PictureData:
+        """Those at some places."""
+        chosen = places.tolist()
+        return replace(
+            self,
+            pixels=self.pixels[places],
+            ids=[self.ids[place] for place in chosen],
+            labels=self.labels[places],
+            groups=[self.groups[place] for place in chosen] if self.groups else (),
+        )
+
+
+@dataclass(frozen=True)
+class PictureSamples:
+    """Pictures to be trained on or measured with; the key is the place. `take` gives (pixels, labels)."""
+
+    pixels: Pixels
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def epoch(self, seed: int, epoch: int) -> Keys:
+        return generator_for(seed, epoch).permutation(len(self)).astype(np.int64)
+
+    def all(self) -> Keys:
+        return np.arange(len(self), dtype=np.int64)
+
+    def take(self, keys: Keys) -> tuple[Pixels, NDArray[np.int64]]:
+        return self.pixels[keys], self.labels[keys]
+
+    def fingerprint(self) -> str:
+        return fingerprint_of((self.pixels, self.labels))
+
+
+def of_arrays(
+    pixels: Pixels, ids: Sequence[str], labels: NDArray[np.int64], classes: list[str], groups: Sequence[str] = ()
+) -> PictureData:
+    """Pictures that are there as an array already, as a built-in set has them."""
+    _, C, H, W = pixels.shape
+    form = PictureForm((H, W), "grey" if C == 1 else "colour")
+    return PictureData(pixels, ids, labels.astype(np.int64), classes, form, groups)
+
+
+@dataclass
+class _Found:
+    """Files to be decoded: (id, path, label or None), the classes that there are, and what was noticed."""
+
+    files: list[tuple[str, Path, str | None]]
+    classes: list[str]
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_pictures(
+    source: str,
+    form: PictureForm | None = None,
+    *,
+    columns: LabelColumns | None = None,
+    skip_broken: bool | None = False,
+) -> PictureData:
+    """Pictures from whatever `source` names.
+
+    - a built-in data set that holds such;
+    - a folder in which each folder is a class: every picture below it is a sample;
+    - a folder of pictures, which then have no class;
+    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` with a path and a label a row, the paths from where the table lies.
+
+    form: what is None in it is found: the size that all share, if they do and it is not large, and grey if none has
+    colour. skip_broken: leave out pictures that cannot be read instead of refusing all; None refuses, and
+    offers no option.
+
+    Raises UserError, naming the files, for broken pictures, and where there are none.
+    """
+    form = form or PictureForm()
+    if source in recipes.names():
+        if columns not in (None, LabelColumns()):
+            raise UserError(f"{source} is a built-in data set: --column, --label and --header do not apply to it")
+        return _in_form(recipes.load_as(source, PictureData, "pictures"), form)
+    path = Path(source)
+    if not source or not os.path.lexists(path):
+        raise UserError(no_such(source) if source else "the pictures have no name: give a folder or a table")
+    if path.is_dir():
+        if columns not in (None, LabelColumns()):
+            raise UserError(f"{shown_path(source)} is a folder: --column, --label and --header do not apply to it")
+        found = _folder(path)
+    elif path.suffix.lower() in JSON_ENDINGS + TABLE_ENDINGS:
+        found = _table(path, columns or LabelColumns())
+    else:
+        raise UserError(
+            f"{shown_path(source)}: pictures are read from a folder, or from a table (.csv, .tsv, .jsonl) of paths and"
+            " labels"
+        )
+    name = printable_path(path.resolve().name or source)
+    return _decoded(found, form, name, skip_broken)
+
+
+def looks_like_pictures(source: str) -> str | None:
+    """Why these data look like pictures, in a few words, or None. Looks at names, and at the beginning of a table."""
+    if source in recipes.names():
+        return "pictures" if recipes.find(source).holds is PictureData else None
+    path = Path(source)
+    text, titles = beginning_of_table(path)
+    if called(PATHS, titles) and called(LABELS, titles) and any(ending in text.lower() for ending in ENDINGS):
+        return "a table of pictures, with a column of labels"
+    if not path.is_dir():
+        return None
+    seen = pictures = 0
+    for relative, problem in walk(path):
+        if problem is None:
+            seen += 1
+            pictures += Path(relative).suffix.lower() in ENDINGS
+            if seen >= 200:
+                break
+    return "a folder of pictures" if 2 * pictures > seen else None
+
+
+# Finding files.
+
+
+def _folder(root: Path) -> _Found:
+    inside: list[tuple[str, Path]] = []
+    outside: list[tuple[str, Path]] = []
+    skipped: list[tuple[str, str]] = []
+    for relative, problem in sorted(walk(root), key=lambda found: Path(found[0]).parts):
+        name = printable_path(relative)
+        if problem is None and Path(relative).suffix.lower() not in ENDINGS:
+            problem = f"no picture ({Path(relative).suffix.lower() or 'a name without ending'})"
+        if problem is not None:
+            skipped.append((name, problem))
+        else:
+            (inside if "/" in relative else outside).append((name, root / relative))
+    folders = sorted(
+        printable_path(one.name) for one in root.iterdir() if one.is_dir() and not one.name.startswith(".")
+    )
+    if len(folders) > 1 and set(map(str.casefold, folders)) <= _PARTS:
+        raise UserError(
+            f"{shown_path(str(root))}: its folders are called {some(folders)}, which are parts and no classes: give"
+            f" {root / folders[0]} as the data, and another with --validation"
+        )
+    if not inside and not outside:
+        reasons = f": {some((f'{name} ({reason})' for name, reason in skipped), 3)}" if skipped else ""
+        raise UserError(f"{shown_path(str(root))}: holds no pictures{reasons}")
+    if not inside:
+        return _Found([(name, path, None) for name, path in outside], [], skipped)
+    found = _Found([(name, path, name.split("/")[0]) for name, path in inside], folders, skipped)
+    if outside:
+        names = some((name for name, _ in outside), _SHOWN)
+        found.notes.append(f"left out {counted(len(outside), 'picture')} that lies in no class folder: {names}")
+    return found
+
+
+def _table(path: Path, columns: LabelColumns) -> _Found:
+    """A picture a row; a path that comes again with the same label counts once."""
+    data = read_labelled(str(path), columns=replace(columns, texts=PATHS))
+    files: dict[tuple[str, str], tuple[str, Path, str | None]] = {}
+    paths, repeats = set[str](), []
+    for item in data.items:
+        if (item.text, item.label) in files:
+            repeats.append(item.id)
+            continue
+        id = f"{item.text} ({item.label})" if item.text in paths else item.text
+        files[item.text, item.label] = (id, path.parent / item.text, item.label)
+        paths.add(item.text)
+    notes = list(data.notes)
+    if repeats:
+        what = counted(len(repeats), "row")
+        notes.append(f"left out {what} whose path and label stand in another too: {some(repeats, _SHOWN)}")
+    return _Found(list(files.values()), data.classes, list(data.skipped), notes)
+
+
+def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool | None) -> PictureData:
+    pillow()
+    background_colour(form.background)
+    read = decode_all([(id, path) for id, path, _ in found.files], form)
+    if read.broken:
+        listed = some((f"{id} ({reason})" for id, reason in read.broken), _SHOWN)
+        what = f"{len(read.broken):,} of {counted(len(found.files), 'picture')} cannot be read: {listed}"
+        if len(read.broken) == len(found.files):
+            raise UserError(f"{name}: {what}")
+        if not skip_broken:
+            raise UserError(f"{name}: {what}" + ("" if skip_broken is None else "; --skip-broken goes on without them"))
+    gone = {id for id, _ in read.broken}
+    files = [file for file in found.files if file[0] not in gone]
+    number = {label: place for place, label in enumerate(found.classes)}
+    labels = np.array([-1 if label is None else number[label] for _, _, label in files], dtype=np.int64)
+    return PictureData(
+        pixels=read.pixels,
+        ids=[id for id, _, _ in files],
+        labels=labels,
+        classes=found.classes,
+        form=read.form,
+        name=name,
+        skipped=[*read.broken, *found.skipped],
+        notes=[*found.notes, *read.notes, *_doubtful_classes(found.classes, labels)],
+    )
+
+
+def _in_form(data: PictureData, form: PictureForm) -> PictureData:
+    """A built-in set in the form that is asked for."""
+    background_colour(form.background)
+    settled = replace(form, size=form.size or data.form.size, mode=form.mode or data.form.mode)
+    check_memory(len(data), settled)
+    return replace(data, pixels=refitted(data.pixels, settled), form=settled)
+
+
+def _doubtful_classes(classes: list[str], labels: NDArray[np.int64]) -> list[str]:
+    counts = np.bincount(labels[labels >= 0], minlength=len(classes))
+    empty = [label for label, n in zip(classes, counts, strict=True) if n == 0]
+    if not empty:
+        return []
+    return [f"no picture in {counted(len(empty), 'class', 'classes')}, whose number stays taken: {some(empty)}"]

@@ -1,0 +1,383 @@
+"""Labelled texts: from a table or JSON lines with a text and a label column, a folder a class, or a built-in set.
+
+Rows are counted as `tables.py` counts them. What cannot be used is named with its rows, never dropped silently.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tokenloom.data import registry as recipes
+from tokenloom.data.documents import DataSet, Document, TextData
+from tokenloom.utils.names import counted, some
+from tokenloom.data.tables import RowSorter, json_any, json_lines, known_column, table_delimiter, table_records
+from tokenloom.data.text import (
+    JSON_ENDINGS,
+    TABLE_ENDINGS,
+    no_such,
+    printable_path,
+    raw_of,
+    read_text,
+    reason_of,
+    shown_path,
+)
+from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newlines
+from tokenloom.errors import UserError
+
+# Headers by which the columns are known.
+TEXTS = ("text", "sentence", "message", "review", "content", "comment", "tweet", "utterance", "body", "document")
+LABELS = ("label", "labels", "class", "category", "target", "sentiment", "genre", "topic", "intent", "tag", "y")
+_TITLE_WORDS = 5  # No name of a column has more words.
+_PEEK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A text and its label, as it is written. `id` stays the same from one reading to the next.
+
+    group: samples of one group (the speeches of a play) belong on one side of a split; "" for none.
+    """
+
+    id: str
+    text: str
+    label: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class LabelledData(DataSet):
+    """Labelled texts in reading order; no text and no label is empty."""
+
+    items: list[Labelled]
+
+    @property
+    def classes(self) -> list[str]:
+        """The labels, sorted: a class number is a place in this list."""
+        return sorted({item.label for item in self.items})
+
+    def as_text(self) -> TextData:
+        """The texts without their labels, a document each."""
+        shared = {f.name: getattr(self, f.name) for f in fields(DataSet)}
+        if isinstance(self.holdout, tuple):
+            shared["holdout"] = tuple(item.id for item in self.items if item.group in self.holdout)
+        return TextData([Document(item.id, item.text) for item in self.items], True, **shared)
+
+
+@dataclass(frozen=True)
+class LabelColumns:
+    """Where text and label stand in a table: names of columns, or numbers from 1 in one without a header.
+
+    What is None is guessed, and the guess noted. header: whether the first row names the columns. texts: the names by
+    which the column of texts is known; other data (paths of pictures) go by other names.
+    """
+
+    text: str | None = None
+    label: str | None = None
+    header: bool | None = None
+    texts: tuple[str, ...] = TEXTS
+
+
+def read_labelled(source: str, *, columns: LabelColumns | None = None, encoding: str = "utf-8") -> LabelledData:
+    """Labelled texts from whatever `source` names.
+
+    - a built-in data set that holds such;
+    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (also with `.gz`): one a row, see `LabelColumns`;
+    - a folder in which each folder is a class: every text file (or row of a table) below it is a sample.
+
+    Numeric labels stay as they are written; white space around a label goes. Raises UserError, naming the file and
+    the row, for what cannot be read, and where no sample is left.
+    """
+    check_encoding(encoding)
+    columns = columns or LabelColumns()
+    if source in recipes.names():
+        return _built_in(source, columns)
+    path = Path(source)
+    if source == "-" or not source:
+        raise UserError("labelled texts are read from a file or a folder: give its name")
+    if not os.path.lexists(path):
+        raise UserError(no_such(source))
+    if path.is_dir():
+        return _folder(path, columns, encoding)
+    name, notes = printable_path(path.name), list[str]()
+    try:
+        text, ending = _text_of(path, encoding)
+        items = _json(text, name, ending, columns, notes) if ending in JSON_ENDINGS else None
+        items = items if items is not None else _table(text, name, ending == ".tsv", columns, notes)
+    except Unreadable as error:
+        raise UserError(f"{shown_path(source)}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {shown_path(source)}: {reason_of(error)}") from None
+    return LabelledData(items, name=name, notes=[f"{name}: {note}" for note in notes])
+
+
+def read_column(source: str, *, column: str | None, encoding: str = "utf-8") -> list[str]:
+    """Texts to be labelled: a column of a table or of JSON rows, or each line of a plain file that is not blank."""
+    if Path(source).is_file() and Path(source.removesuffix(".gz")).suffix.lower() in JSON_ENDINGS + TABLE_ENDINGS:
+        return [document.text for document in read_text(source, encoding=encoding, column=column).documents]
+    data = read_text(source, encoding=encoding, column=column)
+    return [line for document in data.documents for line in document.text.split("\n") if line.strip()]
+
+
+def looks_labelled(source: str) -> str | None:
+    """Why these data look like labelled texts, in a few words, or None. Reads no more than the beginning."""
+    if source in recipes.names():
+        return "labelled texts" if recipes.find(source).holds is LabelledData else None
+    _, titles = beginning_of_table(Path(source))
+    found = [called(names, titles) for names in (TEXTS, LABELS)]
+    return "texts with a column of labels" if all(found) else None
+
+
+def beginning_of_table(path: Path) -> tuple[str, list[str]]:
+    """The first 64 kB of a table or of JSON rows, and the cells of its first row, or the fields of its first object.
+
+    Nothing of either for what is no such file, or cannot be read.
+    """
+    ending = path.suffix.lower()
+    if ending not in JSON_ENDINGS + TABLE_ENDINGS or not path.is_file():
+        return "", []
+    try:
+        with path.open("rb") as file:
+            text = file.read(_PEEK).decode("utf-8", "replace").removeprefix("\ufeff")
+        if ending in JSON_ENDINGS:
+            titles = _json_titles(text)
+        else:
+            lines = io.StringIO(text, newline="")
+            titles = next((cells for _, cells in table_records(lines, table_delimiter(text, ending == ".tsv"))), [])
+    except (OSError, ValueError, Unreadable):
+        return "", []
+    return text, [title.strip() for title in titles]
+
+
+def _json_titles(text: str) -> list[str]:
+    """The fields of the first row of JSON."""
+    try:
+        start = text.index("{")
+        row, _ = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return []
+    return list(row) if isinstance(row, dict) and not text[:start].strip(" \t\r\n[") else []
+
+
+def _built_in(name: str, columns: LabelColumns) -> LabelledData:
+    if columns != LabelColumns():
+        raise UserError(f"{name} is a built-in data set: --column, --label and --header do not apply to it")
+    return recipes.load_as(name, LabelledData, "labelled texts")
+
+
+def _text_of(path: Path, encoding: str) -> tuple[str, str]:
+    raw, ending = raw_of(path)
+    if ending not in JSON_ENDINGS + TABLE_ENDINGS:
+        raise Unreadable(
+            "plain text has no labels: give a table (.csv, .tsv, .jsonl, .json) with a text and a label column, or a"
+            " folder in which each folder is a class"
+        )
+    text = decode(raw, encoding, "keep").removeprefix("\ufeff")
+    if not text.strip():
+        raise Unreadable(f"empty ({counted(len(raw), 'byte')}): there is no text in it")
+    return text, ending
+
+
+def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabelledData:
+    """A sample a file; the label is the folder right below the root."""
+    if columns.label is not None or columns.header is not None:
+        raise UserError(f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label away")
+    data = read_text(root, encoding=encoding, column=columns.text)
+    outside = [document.id for document in data.documents if "/" not in document.id]
+    items = [Labelled(d.id, d.text, d.id.split("/")[0]) for d in data.documents if "/" in d.id]
+    if not items:
+        raise UserError(
+            f"{shown_path(str(root))}: no folder in it holds text; each class needs a folder of that name, with a file"
+            " a sample (or give a table with a label column)"
+        )
+    notes = list(data.notes)
+    if outside:
+        notes.append(f"left out {counted(len(outside), 'file')} that lies in no class folder: {some(outside, 5)}")
+    known = {item.label for item in items}
+    empty = sorted(
+        name for one in root.iterdir() if one.is_dir() and (name := printable_path(one.name)) not in known
+        if not name.startswith(".")
+    )  # fmt: skip
+    if empty:
+        notes.append(f"no text in {counted(len(empty), 'class folder')}, which is no class then: {some(empty)}")
+    return LabelledData(items, name=data.name, notes=notes, skipped=data.skipped)
+
+
+# Rows.
+
+
+def _json(text: str, name: str, ending: str, columns: LabelColumns, notes: list[str]) -> list[Labelled]:
+    if columns.header is not None:
+        raise Unreadable("the fields of JSON have names: leave --header away")
+    text = fold_newlines(text)
+    rows = list(json_lines(text.split("\n"))) if ending != ".json" else json_any(text)
+    titles = list(dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row))
+    if not titles:
+        raise Unreadable("none of its rows is an object with fields, such as a text and a label")
+    cells = [[row.get(title) for title in titles] for _, row in rows if isinstance(row, dict)]
+    chosen = _columns(titles, cells, columns, notes)
+    picked = [(number, *_fields(row, chosen)) for number, row in rows]
+    return _sorted(picked, name, *chosen, [], notes)
+
+
+def _fields(row: Any, chosen: tuple[str, str]) -> tuple[Any, Any]:
+    """Text and label of a row of JSON; what is no object has no label."""
+    return (row.get(chosen[0]), row.get(chosen[1])) if isinstance(row, dict) else (row, None)
+
+
+def _table(text: str, name: str, tabs: bool, columns: LabelColumns, notes: list[str]) -> list[Labelled]:
+    records = list(table_records(io.StringIO(text.rstrip("\r\n"), newline=""), table_delimiter(text, tabs)))
+    titles = [cell.strip() for cell in records[0][1]]
+    body = records[1:]
+    if not _has_header(titles, body, columns, notes):
+        titles, body = [str(number) for number in range(1, len(titles) + 1)], records
+    if not body:
+        raise Unreadable("has a header at most, and no rows")
+    chosen = _columns(titles, [cells for _, cells in body], columns, notes)
+    for title in chosen:
+        if titles.count(title) > 1:
+            raise Unreadable(f"has {titles.count(title)} columns called {title!r}: rename one of them")
+    text_place, label_place = (titles.index(title) for title in chosen)
+    ragged = [number for number, cells in body if len(cells) > len(titles)]
+    picked = [
+        (number, _cell(cells, text_place) if cells else "", _cell(cells, label_place))
+        for number, cells in body
+        if len(cells) <= len(titles)
+    ]
+    return _sorted(picked, name, *chosen, ragged, notes, wide=len(titles))
+
+
+def _cell(cells: list[str], place: int) -> str | None:
+    return cells[place] if place < len(cells) else None
+
+
+def _sorted(
+    rows: Iterable[tuple[Any, ...]],
+    name: str,
+    text_column: str,
+    label_column: str,
+    ragged: Sequence[int],
+    notes: list[str],
+    wide: int = 0,
+) -> list[Labelled]:
+    """Samples of the rows (number, text, label); the notes name those that are left out, and why."""
+    sorter = RowSorter(name, text_column, "fold")
+    for number in ragged:
+        sorter.leave(number, f"with more cells than the header's {wide}")
+    items, trimmed = [], 0
+    for number, text, value in rows:
+        label = _label(value)
+        if label is None and text != "":
+            what = "with an empty label" if value == "" or _blank(value) else "without a label"
+            if isinstance(value, list | dict):
+                what = "whose label is neither a text nor a number"
+            sorter.leave(number, f"{what} in {label_column!r}")
+            continue
+        for document in sorter.take(number, text):
+            assert label is not None
+            trimmed += isinstance(value, str) and value != label
+            items.append(Labelled(document.id, document.text, label))
+    sorter.finish(notes)
+    if trimmed:
+        notes.append(f"white space around the labels of {counted(trimmed, 'row')} does not count")
+    return items
+
+
+def _blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
+def _label(value: Any) -> str | None:
+    """A label as it is written, or None where there is none."""
+    if isinstance(value, str):
+        return value.strip() or None
+    return None if value is None or isinstance(value, list | dict) else json.dumps(value)
+
+
+# Columns.
+
+
+def _has_header(first: list[str], body: list[tuple[int, list[str]]], columns: LabelColumns, notes: list[str]) -> bool:
+    """Whether the first row names the columns: as said, by its names, or since it does not look like a sample."""
+    if columns.header is not None:
+        return columns.header
+    given = [name for name in (columns.text, columns.label) if name is not None]
+    if given:
+        return any(name in first for name in given) or not all(name.isdecimal() for name in given)
+    if called(columns.texts, first) or called(LABELS, first):
+        return True
+    again = {cell.strip() for _, cells in body for cell in cells if cell.strip()}
+    if any(len(cell.split()) > _TITLE_WORDS for cell in first) or again.intersection(first):
+        shown = some((repr(cell[:40]) for cell in first), 5)
+        notes.append(
+            f"the first row ({shown}) looks like a sample: the columns have no names, and are numbered from 1;"
+            " --header says that it names them"
+        )
+        return False
+    return True
+
+
+def _columns(
+    titles: list[str], rows: Sequence[Sequence[Any]], columns: LabelColumns, notes: list[str]
+) -> tuple[str, str]:
+    """The columns of text and label: as given, by their names, or by what stands in them."""
+    if len(titles) < 2:
+        raise Unreadable(f"has one column alone, {titles[0]!r}: a text and a label need two")
+    for name in (columns.text, columns.label):
+        if name is not None:
+            known_column(name, titles)
+    if columns.text is not None and columns.text == columns.label:
+        raise Unreadable(f"{columns.text!r} cannot be both the text and the label")
+    text, label = columns.text, columns.label
+    others = [title for title in titles if title not in (text, label)]
+    if text is None:
+        text = called(columns.texts, others)
+    if label is None:
+        label = called(LABELS, [title for title in others if title != text])
+    if text is None:
+        found = [title for title in others if title != label]
+        lengths = {title: _mean_length(_values(rows, titles.index(title))) for title in found}
+        text = max(lengths, key=lambda title: lengths[title])
+    if label is None:
+        label = _only_label([title for title in titles if title != text], titles, rows)
+    guessed = [
+        f"the {what} is taken from {title!r}, a guess; --{flag} NAME takes another"
+        for what, flag, title, given in (
+            ("text", "column", text, columns.text),
+            ("label", "label", label, columns.label),
+        )
+        if given is None
+    ]
+    notes += guessed
+    return text, label
+
+
+def called(names: Iterable[str], titles: Iterable[str]) -> str | None:
+    """The column whose name is the first of the known ones."""
+    by_name = {title.casefold(): title for title in reversed(list(titles))}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _values(rows: Sequence[Sequence[Any]], place: int) -> list[Any]:
+    return [row[place] for row in rows if place < len(row)]
+
+
+def _mean_length(values: list[Any]) -> float:
+    return sum(len(value) for value in values if isinstance(value, str)) / max(1, len(values))
+
+
+def _only_label(others: list[str], titles: list[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The one column in which values come again and again."""
+    repeating = []
+    for title in others:
+        values = [label for value in _values(rows, titles.index(title)) if (label := _label(value)) is not None]
+        if 2 <= len(set(values)) <= len(values) // 2:
+            repeating.append(title)
+    if len(repeating) == 1:
+        return repeating[0]
+    raise Unreadable(f"which column is the label? --label NAME says it: {some(repeating or others)}")

@@ -1,0 +1,1 @@
+"""Text of any size, tokenized into shards before training."""

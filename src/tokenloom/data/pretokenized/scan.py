@@ -1,0 +1,255 @@
+"""The first look at a large text: all that must be known of the whole before a part of it is tokenised.
+
+One pass: which files can be read, which characters there are, how long each document is, and a hash of each. From
+these follow the split, which is that of `splits.split` wherever that can be afforded, and a hash of all the text.
+
+Memory: 17 bytes a document, and about 300 more for each of the first `MOST_CHOSEN`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenloom.utils.names import counted, some
+from tokenloom.data.split import DEFAULT_FRACTION, ENOUGH_DOCUMENTS, whole_documents
+from tokenloom.data.pretokenized.streaming import Advance, Cut, Entry, Piece, StreamedText, none_left, pieces_of
+from tokenloom.data.unicode import Unreadable
+from tokenloom.errors import UserError
+
+MOST_CHOSEN = 200_000
+MOST_HELD = 10_000_000
+TRAINING, VALIDATION, LEFT_OUT = 0, 1, 2
+
+
+@dataclass
+class Survey:
+    """What one look at all the text has found."""
+
+    characters: int = 0
+    bytes: int = 0
+    alphabet: set[str] = field(default_factory=set)
+    sizes: array[int] = field(default_factory=lambda: array("Q"))
+    digests: array[int] = field(default_factory=lambda: array("Q"))
+    longest: tuple[str, int] = ("", 0)
+    first_id: dict[int, str] = field(default_factory=dict)
+    named: dict[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+    repeated: int = 0
+    sha256: str = ""
+
+    @property
+    def documents(self) -> int:
+        """How many there are."""
+        return len(self.sizes)
+
+    def add(self, name: str, characters: int, size: int, digest: int) -> None:
+        """One document more."""
+        self.sizes.append(characters)
+        self.digests.append(digest)
+        self.characters += characters
+        self.bytes += size
+        if characters > self.longest[1]:
+            self.longest = (name, characters)
+
+
+def survey(text: StreamedText, advance: Advance = lambda n: None) -> Survey:
+    """Go through all of a text once. What cannot be read in a folder is left out, and `text` then says so.
+
+    Raises UserError for a single file that cannot be read, and when nothing is left.
+    """
+    found = Survey()
+    wanted = set(text.holdout) if isinstance(text.holdout, tuple) else set()
+    whole = hashlib.sha256()
+    remarks: dict[str, list[str]] = {}
+    kept: list[Entry] = []
+    for entry in text.entries:
+        notes: list[str] = []
+        part = Survey()
+        names: list[tuple[str, int]] = []
+        try:
+            for name, digest in _documents(entry, part, notes, advance):
+                if name in wanted:
+                    found.named[name] = digest
+                if len(names) + len(found.first_id) <= MOST_CHOSEN:
+                    names.append((name, digest))
+                whole.update(f"{len(name.encode())}:{name}:{digest:x}\n".encode())
+        except Unreadable as error:
+            if not text.folder:
+                raise UserError(f"{text.given}: {error}") from None
+            text.skipped.append((entry.name, str(error)))
+            whole.update(b"left out\n")
+            continue
+        kept.append(entry)
+        _join(found, part, names)
+        for note in notes:
+            remarks.setdefault(note, []).append(entry.name)
+    text.entries = kept
+    text.notes += [f"{some(files, 3)}: {note}" for note, files in remarks.items()]
+    if not kept or not found.documents:
+        raise none_left(text)
+    _count_repeats(found)
+    found.sha256 = whole.hexdigest()
+    return found
+
+
+def _documents(entry: Entry, part: Survey, notes: list[str], advance: Advance) -> Iterator[tuple[str, int]]:
+    for name, blocks in entry.documents(notes, advance):
+        digest = hashlib.blake2b(digest_size=8)
+        characters = size = 0
+        for block in blocks:
+            raw = block.encode()
+            digest.update(raw)
+            part.alphabet.update(block)
+            characters, size = characters + len(block), size + len(raw)
+        value = int.from_bytes(digest.digest(), "little")
+        part.add(name, characters, size, value)
+        yield name, value
+
+
+def _join(found: Survey, part: Survey, names: list[tuple[str, int]]) -> None:
+    found.characters += part.characters
+    found.bytes += part.bytes
+    found.alphabet |= part.alphabet
+    found.sizes.extend(part.sizes)
+    found.digests.extend(part.digests)
+    if part.longest[1] > found.longest[1]:
+        found.longest = part.longest
+    for name, digest in names:
+        found.first_id[digest] = min(found.first_id.get(digest, name), name)
+
+
+def _count_repeats(found: Survey) -> None:
+    digests = np.frombuffer(found.digests, dtype=np.uint64)
+    first = np.unique(digests, return_index=True)[1]
+    found.duplicates = found.documents - len(first)
+    found.repeated = found.characters - int(np.frombuffer(found.sizes, dtype=np.uint64)[first].sum())
+
+
+@dataclass(frozen=True)
+class Sides:
+    """On which side each document stands; `cut`: (document, place) of the one that is cut into two, where one is."""
+
+    side: bytearray
+    cut: tuple[int, int] | None
+    how: str
+    notes: list[str]
+
+    def documents(self, side: int) -> int:
+        """How many documents, or parts of one, stand on a side."""
+        return self.side.count(side) + (self.cut is not None and side == VALIDATION)
+
+    def characters(self, side: int, found: Survey) -> int:
+        """How many characters stand on a side."""
+        total = sum(size for size, one in zip(found.sizes, self.side, strict=True) if one == side)
+        if self.cut is None or side == LEFT_OUT:
+            return total
+        number, place = self.cut
+        after = found.sizes[number] - place
+        return total - after if side == TRAINING else total + after
+
+    def pieces(self, text: StreamedText, cut: Cut) -> Iterator[tuple[int, Piece]]:
+        """(side, piece) of all the text in order, without what is left out."""
+        documents = (found for entry in text.entries for found in entry.documents([], lambda n: None))
+        for number, (_, blocks) in enumerate(documents):
+            if number >= len(self.side):
+                raise UserError(f"{text.name} has changed while it was read: it has more documents now")
+            side = self.side[number]
+            if side == LEFT_OUT:
+                for _ in blocks:
+                    pass
+            elif self.cut is not None and self.cut[0] == number:
+                for piece in pieces_of(blocks, cut, self.cut[1]):
+                    yield side, piece
+                    side = VALIDATION if piece.last else side
+            else:
+                for piece in pieces_of(blocks, cut):
+                    yield side, piece
+
+
+def check_share(fraction: float | None) -> None:
+    """Raise UserError for a share of the text that is none."""
+    if fraction is not None and not 0 < fraction < 1:
+        raise UserError(f"--holdout {fraction}: must be above 0 and below 1")
+
+
+def choose_sides(text: StreamedText, found: Survey, fraction: float | None, seed: int = 0) -> Sides:
+    """Which documents validate: by the rules of `splits.split`, told apart by what the survey has kept of them.
+
+    fraction: None for a tenth, or less where that is more than `MOST_HELD` characters, or what the data set itself
+    holds out. Of more than `MOST_CHOSEN` documents, each is decided by a hash of its text alone.
+    """
+    check_share(fraction)
+    share = fraction if fraction is not None else min(DEFAULT_FRACTION, MOST_HELD / found.characters)
+    wish = text.holdout if fraction in (None, DEFAULT_FRACTION) else None
+    distinct = found.documents - found.duplicates
+    if isinstance(wish, tuple):
+        held = {found.named[name] for name in wish if name in found.named}
+        return _by_documents(text, found, held, f"held out by name: {some(wish, 8)}")
+    if wish == "tail" or not text.documented or distinct < ENOUGH_DOCUMENTS:
+        return _tail(text, found, share)
+    if found.documents > MOST_CHOSEN:
+        limit = int(share * 2**64)
+        held = {digest for digest in found.digests if _order(seed, digest) < limit}
+        return _by_documents(text, found, held, f"whole documents, by a hash of their text with seed {seed}")
+    sizes: dict[int, int] = {}
+    for digest, size in zip(found.digests, found.sizes, strict=True):
+        sizes[digest] = sizes.get(digest, 0) + size
+    held = whole_documents(sizes, found.first_id, share, seed)
+    return _by_documents(text, found, held, f"whole documents, chosen with seed {seed}")
+
+
+def _order(seed: int, digest: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{digest}".encode(), digest_size=8).digest(), "little")
+
+
+def _by_documents(text: StreamedText, found: Survey, held: set[int], how: str) -> Sides:
+    side = bytearray(VALIDATION if digest in held else TRAINING for digest in found.digests)
+    count = sum(side)
+    total = counted(found.documents, "document")
+    if not 0 < count < found.documents:
+        empty = "training" if count else "validation"
+        raise UserError(f"{text.name}: holding out {count:,} of {total} leaves nothing for {empty}; --holdout decides")
+    characters = sum(size for size, one in zip(found.sizes, side, strict=True) if one)
+    notes = []
+    if found.duplicates:
+        notes.append(
+            f"{counted(found.duplicates, 'exact repeat')} of another document; identical documents were kept on the"
+            " same side"
+        )
+    how = f"{how}; {found.documents - count:,} of {total} train, {count:,} validate"
+    return Sides(side, None, f"{how} ({characters / found.characters:.1%} of the characters)", notes)
+
+
+def _tail(text: StreamedText, found: Survey, share: float) -> Sides:
+    side = bytearray(found.documents)
+    seen: set[int] = set()
+    if found.duplicates:
+        for number in reversed(range(found.documents)):  # The last one of some that are alike stays, as in `split`.
+            side[number] = LEFT_OUT if found.digests[number] in seen else TRAINING
+            seen.add(found.digests[number])
+    characters = found.characters - found.repeated
+    left = border = int((1 - share) * characters)
+    if not 0 < border < characters:
+        raise UserError(
+            f"{text.name} is too short to split: of {counted(characters, 'character')}, {border:,} would train and"
+            f" {characters - border:,} validate; give a longer text"
+        )
+    cut: tuple[int, int] | None = None
+    for number, size in enumerate(found.sizes):
+        if side[number] == LEFT_OUT:
+            continue
+        if 0 < left < size:
+            cut = (number, left)
+        elif left <= 0:
+            side[number] = VALIDATION
+        left -= size
+    notes = []
+    if found.duplicates:
+        notes.append(f"left out {counted(found.duplicates, 'exact repeat')} of another document before the cut")
+    how = f"the last {share:.3g} of the characters validate: {border:,} train, {characters - border:,} validate"
+    return Sides(side, cut, how, notes)

@@ -1,0 +1,69 @@
+"""A tokeniser for a text that is larger than memory: learnt from a bounded sample of the training part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tokenloom.data.pretokenized.streaming import StreamedText
+from tokenloom.data.pretokenized.scan import TRAINING, Sides, Survey
+from tokenloom.tokenizers.base import TextTokenizer
+from tokenloom.tokenizers.text import MOST_CHARACTERS, choose_tokenizer, size_for
+
+SAMPLE = 1 << 24
+STRETCH = 1 << 16
+
+
+def learn_tokenizer(
+    kind: str, size: int | None, specials: Sequence[str], text: StreamedText, found: Survey, sides: Sides
+) -> TextTokenizer:
+    """The tokeniser that `choose_tokenizer` makes of the training part, of at most `SAMPLE` characters of it.
+
+    Only which characters there are is taken from all of the text. A larger part is sampled in stretches of `STRETCH`
+    characters at even distances; the size that suits it is still that for the whole part.
+    """
+    alphabet = "".join(sorted(found.alphabet))
+    total = sides.characters(TRAINING, found)
+    if total <= SAMPLE:
+        return choose_tokenizer(list(_whole(text, sides)), kind, size, specials, [alphabet])
+    if kind == "auto":
+        kind = "characters" if size is None and len(alphabet) <= MOST_CHARACTERS else "byte-bpe"
+    if kind == "characters":
+        tokenizer = choose_tokenizer([alphabet], kind, size, specials)
+        tokenizer.why = f"{tokenizer.vocab:,} ids, for all {len(alphabet):,} distinct characters of the text"
+        return tokenizer
+    if size is None and kind in ("bpe", "byte-bpe", "words"):
+        size = size_for(found.bytes * total // found.characters) + (len(alphabet) if kind == "bpe" else 0)
+    tokenizer = choose_tokenizer(_stretches(text, sides, total), kind, size, specials, [alphabet])
+    tokenizer.why = f"{tokenizer.vocab:,} ids, learnt from {SAMPLE:,} of the training part's {total:,} characters"
+    return tokenizer
+
+
+def _anywhere(text: str) -> int:
+    return len(text) - 1
+
+
+def _whole(text: StreamedText, sides: Sides) -> Iterator[str]:
+    parts: list[str] = []
+    for side, piece in sides.pieces(text, _anywhere):
+        if side == TRAINING:
+            parts.append(piece.text)
+            if piece.last:
+                yield "".join(parts)
+                parts.clear()
+
+
+def _stretches(text: StreamedText, sides: Sides, total: int) -> Iterator[str]:
+    period = STRETCH * total // SAMPLE
+    position = 0
+    for side, piece in sides.pieces(text, _anywhere):
+        if side != TRAINING:
+            continue
+        here = 0
+        while here < len(piece.text):
+            within = (position + here) % period
+            if within < STRETCH:
+                yield piece.text[here : here + STRETCH - within]
+                here += STRETCH - within
+            else:
+                here += period - within
+        position += len(piece.text)

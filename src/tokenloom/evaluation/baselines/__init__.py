@@ -1,0 +1,1 @@
+"""Simple methods that a trained model is compared with."""

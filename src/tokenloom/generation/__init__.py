@@ -1,0 +1,38 @@
+"""Choosing tokens: sampling, greedy choice and beam search, streaming, and scoring of a given text.
+
+Everything works on `StepModel` of `tokenloom.models.protocols`, whatever the model is inside.
+"""
+
+from tokenloom.generation.beam_search import BeamOptions, Hypothesis, beam_search
+from tokenloom.generation.generate import (
+    Event,
+    Finished,
+    Generation,
+    Request,
+    TokenEvent,
+    generate,
+    generate_all,
+)
+from tokenloom.generation.sampling import NonFiniteLogits, Sampling
+from tokenloom.generation.score import Score, score, score_pairs
+from tokenloom.generation.streaming import TextStreamer, TokenStream
+
+__all__ = [
+    "BeamOptions",
+    "Event",
+    "Finished",
+    "Generation",
+    "Hypothesis",
+    "NonFiniteLogits",
+    "Request",
+    "Sampling",
+    "Score",
+    "TextStreamer",
+    "TokenEvent",
+    "TokenStream",
+    "beam_search",
+    "generate",
+    "generate_all",
+    "score",
+    "score_pairs",
+]

@@ -1,0 +1,1 @@
+"""Functions that look inside trained models."""

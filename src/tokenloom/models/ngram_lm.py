@@ -1,0 +1,78 @@
+"""A counted language model as a module: its tables are buffers, saved and loaded as any weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from tokenloom.models.batch import IGNORE, Batch
+from tokenloom.models.ngram import Ngram, NgramState
+from tokenloom.models.protocols import State
+from tokenloom.models.ngram_smoothing import Level
+from tokenloom.nn.hooks import Taps
+
+
+class NgramModel(nn.Module):
+    """An `Ngram` behind `forward`, `start` and `step`. It counts on the CPU, wherever its tables are kept.
+
+    sizes: how many n-grams there are of length 1, 2, … order. interpolated, border: see `Ngram`.
+    """
+
+    def __init__(
+        self, vocab: int, sizes: Sequence[int], *, interpolated: bool = True, border: int | None = None
+    ) -> None:
+        super().__init__()
+        self.vocab, self.order = vocab, len(sizes)
+        self.interpolated, self.border = interpolated, border
+        for m, (size, contexts) in enumerate(zip(sizes, [1, *sizes], strict=False), start=1):
+            self.register_buffer(f"keys_{m}", torch.zeros(size, dtype=torch.int64))
+            self.register_buffer(f"probs_{m}", torch.zeros(size, dtype=torch.float64))
+            self.register_buffer(f"gamma_{m}", torch.zeros(contexts, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, ngram: Ngram) -> Self:
+        """The module of a model that is fitted; it takes over the tables without a copy."""
+        sizes = [len(level.keys) for level in ngram.levels]
+        model = cls(ngram.vocab, sizes, interpolated=ngram.interpolated, border=ngram.border)
+        for m, level in enumerate(ngram.levels, start=1):
+            for name in ("keys", "probs", "gamma"):
+                setattr(model, f"{name}_{m}", torch.from_numpy(getattr(level, name)))
+        return model
+
+    @property
+    def ngram(self) -> Ngram:
+        """The tables as what can be asked."""
+
+        def table(name: str, m: int) -> Any:
+            return self.get_buffer(f"{name}_{m}").cpu().numpy()
+
+        levels = (Level(table("keys", m), table("probs", m), table("gamma", m)) for m in range(1, self.order + 1))
+        return Ngram(self.vocab, self.order, tuple(levels), self.interpolated, self.border)
+
+    @property
+    def context(self) -> int:
+        """How many of the last tokens a prediction depends on."""
+        return self.order - 1
+
+    def forward(self, batch: Batch, cache: None = None, taps: Taps | None = None) -> Tensor:
+        """log p (B, N, vocab) of the token after each token of the stream "text", in float64."""
+        text = batch["text"]
+        probs = self.ngram.distributions(text.tokens.cpu().numpy(), text.depths().cpu().numpy())
+        return torch.from_numpy(probs).log_().to(text.tokens.device)
+
+    def log_probs(self, batch: Batch, targets: Tensor) -> Tensor:
+        """log p (B, N) of the targets alone, 0 where they are `IGNORE`: the same numbers without the large table."""
+        text, counted = batch["text"], targets != IGNORE
+        ids, depths, wanted = (t.cpu().numpy() for t in (text.tokens, text.depths(), targets.masked_fill(~counted, 0)))
+        return torch.from_numpy(self.ngram.log_probs_after(ids, depths, wanted)).to(targets.device) * counted
+
+    def start(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
+        """See `StepModel`."""
+        return self.ngram.start(batch, rows)
+
+    def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, NgramState]:
+        """See `StepModel`."""
+        return self.ngram.step(tokens, state, counts)

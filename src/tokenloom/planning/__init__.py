@@ -1,0 +1,1 @@
+"""Estimates of parameters, FLOPs, memory and time."""

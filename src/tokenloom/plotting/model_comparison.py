@@ -1,0 +1,93 @@
+"""Models side by side: what each needs for the text, against what it took to train and what it takes to store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenloom.plotting import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw_ladder(models: Sequence[Mapping[str, Any]], path: str | Path, *, title: str, dark: bool = False) -> Figure:
+    """Two panels: bits per byte against training seconds and against stored numbers, both on a logarithmic scale.
+
+    models: mappings with "model", "running" and "windows" (bits per byte, with running context and in separate windows
+    of "window" tokens), "seconds" and "numbers". A dot is the first of the two, a ring the second. Raises UserError
+    without matplotlib and for a path that cannot be written.
+    """
+    figure = style.new_figure(11, 4.8)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, key, label in zip(panels, ("seconds", "numbers"), ("seconds of training", "stored numbers"), strict=True):
+        _panel(axes, models, key, style.palette(dark))
+        axes.set_xlabel(label)
+    panels[0].set_ylabel("bits per byte of the validation text")
+    panels[0].set_title(title, loc="left", pad=12, fontsize=13)
+    window = models[0]["window"]
+    handles, labels = panels[1].get_legend_handles_labels()
+    labels = [label.format(window=window) for label in labels]
+    panels[1].legend(handles, labels, loc="upper right", fontsize=10)
+    for axes in panels:
+        style.apply(figure, axes, dark)
+    figure.draw_without_rendering()
+    for axes in panels:
+        _place_names(axes, figure.dpi)
+    style.save(figure, path)
+    return figure
+
+
+def _panel(axes: Axes, models: Sequence[Mapping[str, Any]], key: str, look: style.Palette) -> None:
+    axes.set_xscale("log")
+    places = [max(float(model[key]), 1e-3) for model in models]
+    running, windows = ([float(model[name]) for model in models] for name in ("running", "windows"))
+    axes.vlines(places, running, windows, color=look.faint, linewidth=1)
+    axes.scatter(places, running, s=42, color=look.series[0], zorder=3, label="with running context")
+    axes.scatter(
+        places,
+        windows,
+        s=42,
+        facecolors=look.background,
+        edgecolors=look.series[1],
+        linewidths=1.5,
+        zorder=3,
+        label="in separate windows of {window} tokens",
+    )
+    for x, low, high, model in zip(places, running, windows, models, strict=True):
+        name, middle = str(model["model"]), (low + high) / 2
+        axes.annotate(name, (x, middle), (0, 0), textcoords="offset points", fontsize=10, in_layout=False)
+    axes.margins(x=0.12, y=0.15)
+
+
+def _place_names(axes: Axes, dpi: float) -> None:
+    """Put each name beside its model, where it covers no dot, no other name and no legend, or as little as may be."""
+    from matplotlib.transforms import Bbox
+
+    _, running, windows = axes.collections
+    dots = [axes.transData.transform(collection.get_offsets()) for collection in (running, windows)]
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for points in dots for x, y in points]
+    taken += [Bbox([np.minimum(a, b) - 1, np.maximum(a, b) + 1]) for a, b in zip(*dots, strict=True)]
+    legend = axes.get_legend()
+    if legend is not None:
+        taken.append(legend.get_window_extent())
+    for (_, low), (_, high), text in zip(*dots, axes.texts, strict=True):
+        half = abs(high - low) / 2 * 72 / dpi  # From the middle to a dot, in points.
+        sides = [(way * 9, 0, "left" if way > 0 else "right", "center") for way in (1, -1)]
+        above, below = (
+            [(0, way * (half + 8 + far), "center", va) for far in (0, 14)] for way, va in ((1, "bottom"), (-1, "top"))
+        )
+        ways = [below[0], above[0], *sides, above[1], below[1]]  # The nearest first.
+        boxes = []
+        for x, y, ha, va in ways:
+            text.set(position=(x, y), ha=ha, va=va)
+            boxes.append(text.get_window_extent().padded(1))
+        covered = [sum(box.overlaps(other) for other in taken) for box in boxes]
+        best = covered.index(min(covered))
+        x, y, ha, va = ways[best]
+        text.set(position=(x, y), ha=ha, va=va)
+        taken.append(boxes[best])

@@ -1,0 +1,1 @@
+"""Run folders, and the training session that turns data into a trained run."""

@@ -1,0 +1,1 @@
+"""Families of language models that text generation can train."""

@@ -1,0 +1,87 @@
+"""The GPT: its sizes come from one dial."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tokenloom.errors import UserError
+from tokenloom.models.gpt import GPT, STYLES, GPTConfig
+from tokenloom.settings import nearest
+from tokenloom.tasks._sizes import dial
+from tokenloom.tasks._lm_families.base import Kind, Settled, fitted_context, sliding
+from tokenloom.tasks._text_generation_settings import TextGenerationSettings
+
+# The textbook's own training.
+CHAPTER_RECIPE: dict[str, Any] = {
+    "optimizer": "adamw",
+    "rate": 6e-3,
+    "weight_decay": 0.01,
+    "decay": "all",
+    "beta2": 0.999,
+    "clip": 0.0,
+    "schedule": "cosine",
+    "warmup": 100,
+    "steps": 900,
+    "batch": 32,
+}
+
+
+class GPTKind(Kind):
+    """A decoder-only transformer."""
+
+    models: ClassVar = {
+        "gpt": "decoder-only transformer; --style modern (rotary, RMSNorm, ReLU²) or chapter (learned, LayerNorm, GELU)"
+    }
+    takes: ClassVar = frozenset({"size", "style", "width", "depth", "heads", "kv_heads", "window", "dropout"})
+    shown: ClassVar = ("context", "width", "depth", "heads", "dropout")
+
+    def check(self, settings: TextGenerationSettings) -> None:
+        s = settings
+        if s.style not in STYLES:
+            raise UserError(f"--style {s.style}: no such style{nearest(s.style, STYLES)}")
+        if s.style == "chapter" and s.window is not None:
+            raise UserError(f"--window {s.window}: needs relative positions, which --style chapter does not have")
+        dial(s.size)
+
+    def settle(self, settings: TextGenerationSettings, tokens: int, vocab: int) -> Settled:
+        s, size = settings, dial(settings.size)
+        chosen = {name: getattr(s, name) or value for name, value in size.sizes.items()}
+        chosen["context"], note = fitted_context(s, chosen["context"], tokens)
+        if chosen["width"] % chosen["heads"]:
+            raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
+        dropout = size.dropout if s.dropout is None else s.dropout
+        config = STYLES[s.style](vocab, *(chosen[k] for k in ("context", "width", "depth", "heads"))).as_dict()
+        config["dropout"] = 0.0 if s.style == "chapter" and s.dropout is None else dropout
+        config |= {"kv_heads": s.kv_heads, "window": s.window}
+        _try(config)
+        return Settled(config, {**chosen, "dropout": config["dropout"]}, note)
+
+    def build(self, config: dict[str, Any], seed: int) -> GPT:
+        return GPT(GPTConfig(**config), seed)
+
+    def recipe(self, settings: TextGenerationSettings) -> dict[str, Any]:
+        return CHAPTER_RECIPE if settings.style == "chapter" else dial(settings.size).recipe
+
+    def largest(self, config: dict[str, Any]) -> int | None:
+        return None if config["window"] is not None else int(config["context"])
+
+    def running(self, model: nn.Module, ids: NDArray[np.int64]) -> Tensor:
+        """A window mask carries its ring; any other model reads windows that overlap by half."""
+        context: Any = model.context
+        return super().running(model, ids) if context is None else sliding(model, ids, context)
+
+
+def _try(config: dict[str, Any]) -> None:
+    """Sizes that do not go together are the user's mistake: say so before any work."""
+    small = {"depth": 1, "vocab": 1, "context": 1}
+    if config["width"] % (2 * config["heads"]) == 0:
+        # However large the model is to be, so that one too large for this machine can be planned.
+        small["width"] = 2 * config["heads"]
+    try:
+        GPT(GPTConfig(**{**config, **small}))
+    except ValueError as error:
+        raise UserError(f"{error} (--width, --heads and --kv-heads decide)") from error

@@ -1,0 +1,139 @@
+"""Training on text that was tokenised beforehand: what a folder of shards gives, and what it decides by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenloom.data.documents import Document, TextData
+from tokenloom.data.report import Part, TextReport
+from tokenloom.data.pretokenized.shards import PARTS, ShardedIds, Tokenised
+from tokenloom.errors import UserError
+from tokenloom.evaluation.baselines.ngram import MOST_CHARACTERS, ngram_baseline
+from tokenloom.tokenizers.base import TextTokenizer
+from tokenloom.training.events import Baseline
+
+# The n-gram is counted in memory, on a sample where there is more; see `baseline_of`.
+MOST_COUNTED = 2_000_000
+MOST_ASKED = 500_000
+STRETCHES = 16
+
+
+def refuse_inert(settings: Any, tokenised: Tokenised) -> None:
+    """Raise UserError for a setting that would have no effect, since the folder has decided it already."""
+    content = tokenised.content
+    decided: dict[str, tuple[Any, ...]] = {
+        "tokenizer": ("auto", content["tokenizer"]["kind"]),
+        "vocab": (None,),
+        "borders": (None, tokenised.borders),
+        "holdout": (type(settings)().holdout,),
+        "column": (None,),
+        "encoding": ("utf-8",),
+        "newlines": ("fold", content["newlines"]),
+    }
+    for name, allowed in decided.items():
+        if getattr(settings, name) not in allowed:
+            raise UserError(
+                f"--{name} {getattr(settings, name)}: {tokenised.folder} is tokenised already;"
+                " tokenloom data tokenise decides this"
+            )
+
+
+def tokenizer_of(tokenised: Tokenised, known: TextTokenizer | None) -> TextTokenizer:
+    """The tokeniser of a folder. Raises UserError when it is another than the one that is known already."""
+    tokenizer = tokenised.tokenizer()
+    if known is not None and known.fingerprint() != tokenizer.fingerprint():
+        raise UserError(f"{tokenised.folder}: tokenised with another tokeniser than this run was trained with")
+    return tokenizer
+
+
+def report_of(tokenised: Tokenised, extra: dict[str, str]) -> TextReport:
+    """The report on both parts, from what the manifest has counted."""
+    kept = tokenised.content["report"]
+    training, validation = (
+        Part(*(tokenised.total(part, what) for what in ("documents", "characters", "bytes", "lines"))) for part in PARTS
+    )
+    return TextReport(
+        name=tokenised.content["name"],
+        licence=tokenised.content["licence"],
+        training=training,
+        validation=validation,
+        distinct_characters=kept["distinct_characters"],
+        unseen={},
+        longest=tuple(kept["longest"]),
+        duplicates=kept["duplicates"],
+        duplicate_share=kept["duplicate_share"],
+        how=tokenised.content["split"],
+        skipped=[(path, reason) for path, reason in kept["skipped"]],
+        notes=kept["notes"],
+        extra={**extra, "shards": f"{sum(len(tokenised.shards(part)) for part in PARTS):,} in {tokenised.folder}"},
+    )
+
+
+# The line to beat is counted when the text is tokenised, and kept in the manifest: training starts at once.
+
+
+def baseline_kept(tokenised: Tokenised) -> dict[str, Any]:
+    """The n-gram baseline, as the manifest keeps it, or the reason why there is none."""
+    found = baseline_of(tokenised)
+    if isinstance(found, str):
+        return {"baseline": {"none": found}}
+    return {"baseline": {"name": found.name, "value": found.value, "unit": found.unit, "note": found.note}}
+
+
+def kept_baseline(tokenised: Tokenised) -> Baseline | str:
+    """What `baseline_kept` has kept."""
+    kept = tokenised.content.get("baseline", {"none": "it was not counted when the text was tokenised"})
+    return kept["none"] if "none" in kept else Baseline(kept["name"], kept["value"], kept["unit"], kept["note"])
+
+
+def baseline_of(tokenised: Tokenised) -> Baseline | str:
+    """An n-gram over the characters that the ids decode to, or why there is none.
+
+    Of a training part of more than `MOST_CHARACTERS` it counts `MOST_COUNTED`, and of a validation part of more than
+    `MOST_ASKED` it is asked for so many: in stretches at even distances.
+    """
+    if any(tokenised.total(part, "unknown") for part in PARTS):
+        return "what unknown words were cannot be read from ids"
+    tokenizer = tokenised.tokenizer()
+    counted, note = _sample(tokenised, tokenizer, "training", MOST_CHARACTERS, MOST_COUNTED)
+    asked, held_note = _sample(tokenised, tokenizer, "validation", MOST_ASKED, MOST_ASKED)
+    held = tokenised.ids("validation")
+    if len(held) < 2:
+        return "the validation part is too short"
+    whole = not held_note
+    targets = len(held) - 1 if whole else sum(length for _, length in asked)
+    skip = len(tokenizer.decode(held[:1])) if whole else 0
+    found = ngram_baseline(_data(counted), _data(asked), targets=targets, skip=skip)
+    return Baseline(found.name, found.value, found.unit, found.note + note + held_note)
+
+
+def _sample(
+    tokenised: Tokenised, tokenizer: TextTokenizer, part: str, most: int, wanted: int
+) -> tuple[list[tuple[str, int]], str]:
+    """(text, number of ids) of all documents, or of stretches of about `wanted` characters, and a note on that."""
+    ids, characters = tokenised.ids(part), tokenised.total(part, "characters")
+    starts = ids.starts()
+    if characters <= most:
+        return list(_texts(ids, starts, tokenizer, 0, len(ids))), ""
+    length = max(1, wanted * len(ids) // characters // STRETCHES)
+    found: list[tuple[str, int]] = []
+    for begin in np.linspace(0, len(ids) - length, STRETCHES).astype(np.int64).tolist():
+        found += _texts(ids, starts, tokenizer, begin, begin + length)
+    taken = sum(len(text) for text, _ in found)
+    return found, f", {'counted on' if part == 'training' else 'asked for'} {taken:,} characters of the {part} part"
+
+
+def _texts(
+    ids: ShardedIds, starts: NDArray[np.int64], tokenizer: TextTokenizer, begin: int, end: int
+) -> Iterator[tuple[str, int]]:
+    inside = starts[(starts > begin) & (starts < end)].tolist()
+    for start, stop in zip([begin, *inside], [*inside, end], strict=True):
+        yield tokenizer.decode(ids[start:stop]), stop - start
+
+
+def _data(texts: list[tuple[str, int]]) -> TextData:
+    return TextData([Document(str(number), text) for number, (text, _) in enumerate(texts) if text])

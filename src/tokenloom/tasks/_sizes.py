@@ -1,0 +1,47 @@
+"""The size dial: one word that derives depth, width, heads, context, batch and rates for a next-token model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenloom.errors import UserError
+from tokenloom.settings import nearest
+
+
+@dataclass(frozen=True)
+class Dial:
+    """One position of the dial."""
+
+    sizes: dict[str, int]
+    dropout: float
+    recipe: dict[str, Any]
+
+
+def rates(width: int) -> dict[str, float]:
+    """Peak rates for a transformer of that width: Muon's holds over widths, AdamW's falls with them."""
+    return {"matrix_rate": 0.02, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
+
+
+def _dial(depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0, **rate: float) -> Dial:
+    sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
+    recipe = {"batch": batch, **rates(width), "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0, **rate}
+    return Dial(sizes, dropout, recipe)
+
+
+DIAL = {
+    # What is small enough for a training of seconds has rates to match; over minutes they do no harm.
+    "nano": _dial(2, 64, 4, 64, 16, rate=0.012, matrix_rate=0.04),
+    "tiny": _dial(3, 96, 4, 128, 16),
+    "small": _dial(4, 128, 4, 256, 12),
+    "medium": _dial(6, 256, 8, 256, 16, 0.1),
+    "large": _dial(8, 512, 8, 512, 16, 0.1),
+}
+
+
+def dial(size: str, positions: Mapping[str, Dial] = DIAL) -> Dial:
+    """The position of that name. Raises UserError naming the nearest."""
+    if size not in positions:
+        raise UserError(f"--size {size}: no such size{nearest(size, positions)}; there are {', '.join(positions)}")
+    return positions[size]

@@ -1,1 +1,0 @@
-"""What tasks share that give labels."""

@@ -1,1 +1,0 @@
-"""What the task `word-vectors` is made of."""

@@ -19,7 +19,7 @@ COMPARISONS: dict[str, tuple[int, ...]] = {
     "pictures": (1, 2),
     "quality": (1, 2),
     "decoding": (1, 2),
-    "tokenising": (1,),
+    "tokenizing": (1,),
     "length": (1, 2),
     "start": (1,),
 }

@@ -32,7 +32,7 @@ class Road:
     goal: Goal
 
 
-PLAIN = Road("plain road", loader.switched_off, at_least(4))
+PLAIN = Road("plain road", loader.disabled, at_least(4))
 # What a machine with a compiler does by itself.
 COMPILED = Road("compiled step", nullcontext, at_least(10))
 
@@ -52,7 +52,7 @@ def our_task(context: int) -> TextGeneration:
 
 def their_generate(task: TextGeneration, prompts: list[str], tokens: int) -> Callable[[], Any]:
     """`transformers`' `generate` with its cache, from the same ids."""
-    model = gpt2(task.tokenizer.vocab, CONTEXT, D, H, L).eval()
+    model = gpt2(task.tokenizer.vocab_size, CONTEXT, D, H, L).eval()
     model.generation_config.pad_token_id = 0
     ids = torch.tensor([task.tokenizer.encode(prompt).tolist() for prompt in prompts])
 

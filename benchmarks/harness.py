@@ -112,7 +112,7 @@ def timed(work: Callable[[], Any], times: int = 1, *, clock: Callable[[], float]
 def alternate(ours: Runner, theirs: Runner, repeats: int) -> tuple[list[float], list[float]]:
     """Measure two things in turn, so many times each, after one time each that does not count.
 
-    Who goes first changes from round to round, so that a machine that slows down or speeds up favours neither.
+    Who goes first changes from round to round, so that a machine that slows down or speeds up favors neither.
     """
     ours(), theirs()
     first: list[float] = []

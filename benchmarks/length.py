@@ -25,7 +25,7 @@ from tokenloom.nn.attention import explicit_attention, fused_attention
 from tokenloom.nn.masks import Causal
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
-from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 LONG, HEAD = 16_384, 64
 LENGTHS = (2048, 4096, 8192, LONG)
@@ -107,14 +107,14 @@ def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[
     """A step of the default small model on `TOKENS` tokens; and forward and backward of parts of its layers on as many:
     all of attention, the N × N part of it alone, and the MLP."""
     task, material = texts.prepared(context=context)
-    settings, _ = TrainingSettings().filled({**GENERAL_RECIPE, **task.recipe(material)})
+    settings, _ = TrainingSettings().filled({**DEFAULT_RECIPE, **task.recipe(material)})
     model = task.build(0).train()
     assert isinstance(model, GPT)
     trainer = Trainer(task, model, settings, Batches(material.training, task.collate, batch=TOKENS // context, seed=0))
     numbers = iter(range(1 << 40))
     X = torch.randn(TOKENS // context, context, model.config.width, requires_grad=True)
     positions = torch.arange(context)[None]
-    placement = model.positions.placement(positions, positions, X.dtype)
+    position_info = model.positions.position_info(positions, positions, X.dtype)
 
     def both(part: Callable[[Tensor], Tensor]) -> Callable[[], None]:
         def work() -> None:
@@ -131,7 +131,7 @@ def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[
             fused_attention(heads, heads, heads, Causal()).sum().backward()  # type: ignore[no-untyped-call]
 
     parts = {
-        ATTENTION: both(lambda X: layer.attention(X, mask=Causal(), placement=placement)),
+        ATTENTION: both(lambda X: layer.attention(X, mask=Causal(), position_info=position_info)),
         PAIRS: pairs,
         MLP: both(layer.mlp),
     }
@@ -161,8 +161,8 @@ def draw(found: dict[str, Curve], path: Path) -> None:
     figure = new_figure(7, 4.4)
     axes = figure.add_subplot()
     look = palette(False)
-    for (name, curve), colour in zip(found.items(), look.series, strict=True):
-        axes.plot(*zip(*curve, strict=True), color=colour, marker="o", markersize=4, label=name)
+    for (name, curve), color in zip(found.items(), look.series, strict=True):
+        axes.plot(*zip(*curve, strict=True), color=color, marker="o", markersize=4, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for name in (ATTENTION, PAIRS):

@@ -1,11 +1,11 @@
 """A whole training step of an image classifier, against `transformers`' ViT of the same shape; codes against pixels.
 
-Pictures of 28 × 28 grey pixels in patches of 7 × 7, four layers of width 96, 64 pictures a step; float32, no dropout,
+Pictures of 28 × 28 gray pixels in patches of 7 × 7, four layers of width 96, 64 pictures a step; float32, no dropout,
 no augmentation, no evaluation inside. Both have AdamW; the recipe of the command line, which has Muon for the matrices,
 is another row. Each side is a process of its own.
 
 Pictures are made with the sizes that `image-generation` has by itself for pictures of 28 × 28: 7 × 7 codes of 128, or
-784 pixels of 16 greys. Weights are fresh, which costs what trained ones do.
+784 pixels of 16 grays. Weights are fresh, which costs what trained ones do.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.harness import Row, Setting, at_least, compare
 from benchmarks.side import apart
-from tokenloom.tasks.image_classification import ImageClassification
-from tokenloom.tasks.image_tokenizer import ImageCodes, ImageCodesSettings
-from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks._image_settings import ImageClassificationSettings
 from tokenloom.tasks._image_generation_settings import ImageGenerationSettings
+from tokenloom.tasks._image_settings import ImageClassificationSettings
+from tokenloom.tasks.image_classification import ImageClassification
+from tokenloom.tasks.image_generation import ImageGeneration
+from tokenloom.tasks.image_tokenizer import ImageCodesSettings, ImageTokenizerTask
 from tokenloom.training.batches import Batches
-from tokenloom.training.loop import Trainer
 from tokenloom.training.device import keep_freed_memory
-from tokenloom.training.settings import GENERAL_RECIPE, OptimizerSettings, TrainingSettings
+from tokenloom.training.loop import Trainer
+from tokenloom.training.settings import DEFAULT_RECIPE, OptimizerSettings, TrainingSettings
 
 SIDE, PATCH, D, H, L, BATCH = 28, 7, 96, 4, 4, 64
 STEPS = 4000
@@ -41,7 +41,7 @@ def _ours(**more: Any) -> Callable[[], Any]:
     given |= {"resolution": str(SIDE), "patch": str(PATCH), "width": D, "depth": L, "heads": H, "read": "class"}
     task = ImageClassification(ImageClassificationSettings(**given))
     material = task.prepare("digits")
-    settings, _ = TrainingSettings(**more).filled({**GENERAL_RECIPE, **task.recipe(material)})
+    settings, _ = TrainingSettings(**more).filled({**DEFAULT_RECIPE, **task.recipe(material)})
     batches = Batches(material.training, task.collate, batch=BATCH, seed=0)
     trainer = Trainer(task, task.build(0).train(), settings, batches)
     done = iter(range(1 << 40))
@@ -86,17 +86,17 @@ def _peer() -> Callable[[], Any]:
 
 def _codes() -> Callable[[], Any]:
     """Pictures by codes, which are decoded too."""
-    codes = ImageCodes(ImageCodesSettings(resolution=str(SIDE)))
+    codes = ImageTokenizerTask(ImageCodesSettings(resolution=str(SIDE)))
     codes.prepare("digits")
     codes.model = codes.build(0).eval()
     task = ImageGeneration(ImageGenerationSettings(resolution=str(SIDE)))
-    task.take_stage("codes", codes)
+    task.take_prerequisite("codes", codes)
     return _made(task)
 
 
 def _pixels() -> Callable[[], Any]:
     """Pictures by pixels."""
-    return _made(ImageGeneration(ImageGenerationSettings(resolution=str(SIDE), tokens="palette", colours=16)))
+    return _made(ImageGeneration(ImageGenerationSettings(resolution=str(SIDE), tokens="palette", colors=16)))
 
 
 def _made(task: ImageGeneration) -> Callable[[], Any]:

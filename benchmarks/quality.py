@@ -23,9 +23,9 @@ from benchmarks.harness import FASTER, Row, Setting, Spread, at_least, at_most, 
 from benchmarks.peers.chapter_gpt import ChapterTraining
 from tokenloom import fit
 from tokenloom.data.samples import Keys, TextWindows
-from tokenloom.runs.session import Fitting
+from tokenloom.runs.session import TrainingSession
 from tokenloom.tasks.text_generation import TextGeneration
-from tokenloom.training.events import Finished, Planned, Stepped
+from tokenloom.training.events import Finished, Planned, StepFinished
 
 WINDOW, STEPS, QUALITY = 64, 900, 1.9085
 SEEDS = (1, 2, 3)
@@ -74,9 +74,9 @@ def every(steps: int) -> int:
     return max(1, steps // LOOKS)
 
 
-def plain_trace(ids: Tensor, held: NDArray[Any], vocab: int, steps: int, seed: int = 12) -> Trace:
+def plain_trace(ids: Tensor, held: NDArray[Any], vocab_size: int, steps: int, seed: int = 12) -> Trace:
     """The plain implementation's training, looked at six times as the chapter does."""
-    training = ChapterTraining(ids, vocab, steps=steps, seed=seed)
+    training = ChapterTraining(ids, vocab_size, steps=steps, seed=seed)
     samples = Protocol(held, WINDOW)
     windows = torch.from_numpy(samples.take(samples.all()))
     trace, seconds = Trace(), 0.0
@@ -94,12 +94,12 @@ def plain_trace(ids: Tensor, held: NDArray[Any], vocab: int, steps: int, seed: i
 def our_trace(held: NDArray[Any], **settings: Any) -> tuple[Trace, TextGeneration]:
     """A training through the public function, with looks outside of its time."""
     # An evaluation of the training's own would fall between two looks; with this there is one, at the end.
-    fitting = fit(texts.QUALITY_TEXT, **{"evaluate_every": 10**9, **RECIPE, **settings})
+    fitting = fit(texts.QUALITY_TEXT, **{"eval_every": 10**9, **RECIPE, **settings})
     samples, trace, seconds = Protocol(held, WINDOW), Trace(), 0.0
     task = fitting.task
     assert isinstance(task, TextGeneration)
     for event, taken in with_seconds(fitting):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             seconds += taken
             if event.step % every(event.steps) == 0 or event.step == event.steps:
                 trace.looks.append((seconds, task.evaluate(samples=samples)["loss"]))
@@ -118,7 +118,7 @@ def steps_in(seconds: float, **settings: Any) -> int:
     return max(1, int(0.95 * seconds / planned.plan.seconds_per_step))
 
 
-def with_seconds(fitting: Fitting) -> Iterator[tuple[Any, float]]:
+def with_seconds(fitting: TrainingSession) -> Iterator[tuple[Any, float]]:
     """The events of a training, each with the time that it took to come."""
     events = iter(fitting)
     while True:
@@ -133,7 +133,7 @@ def with_seconds(fitting: Fitting) -> Iterator[tuple[Any, float]]:
 def measure(setting: Setting) -> list[Row]:
     _, material = texts.prepared(context=WINDOW)
     ids, held = material.training.ids, material.validation.ids  # type: ignore[attr-defined]
-    vocab = int(ids.max()) + 1
+    vocab_size = int(ids.max()) + 1
     seeds = SEEDS[:1] if setting.quick else SEEDS
     steps = 90 if setting.quick else STEPS
     as_tensor = torch.from_numpy(ids.astype("int64"))
@@ -159,7 +159,7 @@ def measure(setting: Setting) -> list[Row]:
     for seed in seeds:
         progress(f"seed {seed}: plain implementation, {steps} steps")
         # The chapter's own seed first, which gives its digits.
-        plains.append(plain_trace(as_tensor, held, vocab, steps, seed=11 + seed))
+        plains.append(plain_trace(as_tensor, held, vocab_size, steps, seed=11 + seed))
         budget = plains[-1].seconds
         progress(
             f"  {plains[-1].seconds:.1f} s, loss {plains[-1].loss:.4f}; ours in the same time, and in a third of it"
@@ -199,7 +199,7 @@ def ten_minutes(setting: Setting, held: NDArray[Any], seeds: tuple[int, ...]) ->
     for seed in seeds:
         progress(f"ten minutes, seed {seed}")
         own = {"seed": seed, "threads": setting.threads}
-        _, task = our_trace(held, **own, size="small", minutes=10, evaluate_every=None)
+        _, task = our_trace(held, **own, size="small", minutes=10, eval_every=None)
         windows.append(task.evaluate(samples=Protocol(held, WINDOW))["loss"])
         whole.append(task.evaluate(samples=TextWindows(held, task.model_config["context"]))["loss"])
     what = "loss of ours after ten minutes"

@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenloom.data import registry as recipes
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Material
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
+from tokenloom.tasks.base import PreparedData
 from tokenloom.tasks.text_generation import TextGeneration
 
 QUALITY_TEXT = "tinyshakespeare"
@@ -29,7 +29,7 @@ def text() -> str:
     return "\n".join(document.text for document in recipes.load(name(), progress=False).documents)
 
 
-def prepared(**settings: Any) -> tuple[TextGeneration, Material]:
+def prepared(**settings: Any) -> tuple[TextGeneration, PreparedData]:
     """A task that has read the text as one run of characters."""
     task = TextGeneration(TextGenerationSettings(borders=False, tokenizer="characters", **settings))
     task.source = name()

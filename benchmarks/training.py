@@ -1,4 +1,4 @@
-"""A whole training step of the chapter's model: windows, forward, backward, clipping where the peer has it, optimiser.
+"""A whole training step of the chapter's model: windows, forward, backward, clipping where the peer has it, optimizer.
 
 Two layers, width 64, four heads, 32 windows of 64; float32, no dropout, no evaluation inside. Each side is a process of
 its own.
@@ -19,9 +19,9 @@ from benchmarks.peers.framework import EncoderGPT, GPT2Logits, LogitsTraining
 from benchmarks.peers.nano_gpt import NanoTraining
 from benchmarks.side import apart
 from tokenloom.training.batches import Batches
-from tokenloom.training.loop import Trainer
 from tokenloom.training.device import keep_freed_memory
-from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
+from tokenloom.training.loop import Trainer
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 N, D, H, L, BATCH = 64, 64, 4, 2, 32
 
@@ -32,19 +32,19 @@ def our_step(steps: int = 900, **more: Any) -> tuple[Callable[[], Any], Any, int
     more: other settings of training.
     """
     task, material = texts.prepared(style="chapter", context=N, width=D, depth=L, heads=H)
-    settings, _ = TrainingSettings(**more).filled({**GENERAL_RECIPE, **task.recipe(material)})
+    settings, _ = TrainingSettings(**more).filled({**DEFAULT_RECIPE, **task.recipe(material)})
     model = task.build(12).train()
     batches = Batches(material.training, task.collate, batch=BATCH, seed=0)
     trainer = Trainer(task, model, settings, batches)
     done = iter(range(1 << 40))
-    return lambda: trainer.step(next(done) % steps, steps), material.training.ids, task.tokenizer.vocab  # type: ignore[attr-defined]
+    return lambda: trainer.step(next(done) % steps, steps), material.training.ids, task.tokenizer.vocab_size  # type: ignore[attr-defined]
 
 
 def _text() -> tuple[Any, int]:
     """The ids of the text, as a tensor, and how many different ones there are."""
     task, material = texts.prepared(context=N)
     ids = material.training.ids  # type: ignore[attr-defined]
-    return torch.from_numpy(ids.astype("int64")), task.tokenizer.vocab
+    return torch.from_numpy(ids.astype("int64")), task.tokenizer.vocab_size
 
 
 def _ours() -> Callable[[], Any]:
@@ -53,13 +53,13 @@ def _ours() -> Callable[[], Any]:
 
 
 def _logits(model: type[Any]) -> Callable[[], Any]:
-    ids, vocab = _text()
-    return LogitsTraining(model(vocab, N, D, H, L), ids).step
+    ids, vocab_size = _text()
+    return LogitsTraining(model(vocab_size, N, D, H, L), ids).step
 
 
 def _nano() -> Callable[[], Any]:
-    ids, vocab = _text()
-    return NanoTraining(ids.numpy(), vocab).step
+    ids, vocab_size = _text()
+    return NanoTraining(ids.numpy(), vocab_size).step
 
 
 def _products(attention: bool) -> Callable[[], Any]:

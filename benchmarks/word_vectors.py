@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokenloom.evaluation.word_similarity import agreement
 from tokenloom.lab.word_vectors import gensim_model, texts_of
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
-from tokenloom.evaluation.word_similarity import agreement
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
-from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 
 @dataclass
@@ -62,7 +62,7 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     names, texts = task.vocabulary.words, texts_of(task, material.training)
     count = sum(map(len, texts))
     theirs = gensim_model(task, texts, seed)
-    recipe = {**GENERAL_RECIPE, **task.recipe(material)}
+    recipe = {**DEFAULT_RECIPE, **task.recipe(material)}
     batches = Batches(material.training, task.collate, batch=recipe["batch"], seed=seed)
     each = batches.steps_per_epoch
     settings, _ = TrainingSettings(steps=passes * each, seed=seed).filled(recipe)

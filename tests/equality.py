@@ -1,6 +1,6 @@
 """Two paths that should agree, compared: each function runs both and returns the largest difference it met.
 
-They take any model of the decoder kind: `model(batch, taps=…)` gives logits (B, N, vocab) for the stream "text", and
+They take any model of the decoder kind: `model(batch, hooks=…)` gives logits (B, N, vocab) for the stream "text", and
 `start` and `step` (`tokenloom.models.protocols.StepModel`) feed it chunk by chunk. Rows are 1-D tensors of ids, of
 any length at least 1. Put the model into evaluation mode, and into float64 where equality is meant.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.models.batch import Batch, Stream, pad
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
 
 
 def text(ids: Tensor, **more: Tensor) -> Batch:
@@ -50,7 +50,7 @@ def cached(model, rows: Sequence[Tensor], *, largest: int, seed: int = 0) -> lis
     while alive:
         counts = [min(chance.randint(1, largest), len(rows[b]) - read[b]) for b in alive]
         N = max(counts)
-        tokens = torch.randint(model.vocab, (len(alive), N), generator=noise)
+        tokens = torch.randint(model.vocab_size, (len(alive), N), generator=noise)
         for place, (b, count) in enumerate(zip(alive, counts, strict=True)):
             tokens[place, :count] = rows[b][read[b] : read[b] + count]
         given = None if min(counts) == N and chance.random() < 0.5 else torch.tensor(counts)
@@ -102,13 +102,13 @@ def packed_vs_alone(model, documents: Sequence[Tensor]) -> float:
 def fused_vs_explicit(model, batch: Batch) -> float:
     """fused = explicit, in the logits and in the gradient of every parameter: asking for patterns takes that road."""
     results = []
-    for taps in (None, Taps("*.pattern")):
+    for hooks in (None, Hooks("*.pattern")):
         model.zero_grad()
-        logits = model(batch, taps=taps)
+        logits = model(batch, hooks=hooks)
         logits.square().mean().backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         results.append([logits.detach(), *gradients])
-        assert taps is None or taps.values, "this model shows no attention pattern"
+        assert hooks is None or hooks.values, "this model shows no attention pattern"
     model.zero_grad()
     return max(_apart(a, b) for a, b in zip(*results, strict=True))
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokenloom.nn.masks import Causal, Dense, Mask, Padding, Prefix, Segments, Window
+from tokenloom.nn.masks import Causal, DenseMask, Mask, Padding, Prefix, Segments, SlidingWindow
 
 B, H = 2, 4
 
 
-class Kind(NamedTuple):
+class ModelFamily(NamedTuple):
     """A mask for B = 2 rows and H = 4 heads, and its rule."""
 
     name: str
@@ -20,7 +20,7 @@ class Kind(NamedTuple):
     rule: Callable[[int, int, int, int], bool]
 
 
-def single_kinds(N: int, M: int) -> list[Kind]:
+def single_kinds(N: int, M: int) -> list[ModelFamily]:
     """Each kind of mask in each of its forms, for N queries and M keys."""
     g = torch.Generator().manual_seed(100 * N + M)
     offsets, lengths = torch.tensor([-1, 2]), torch.tensor([1, 3])
@@ -31,34 +31,34 @@ def single_kinds(N: int, M: int) -> list[Kind]:
     for tensor in dense:
         tensor[..., : N // 2, :] &= torch.arange(N // 2)[:, None] > 0  # the first query sees nothing
     kinds = [
-        Kind("causal", Causal(), lambda b, h, n, m: m <= n),
-        Kind("causal, offset 2", Causal(2), lambda b, h, n, m: m <= n + 2),
-        Kind("causal, offset -2", Causal(-2), lambda b, h, n, m: m <= n - 2),
-        Kind("causal, an offset a row", Causal(offsets), lambda b, h, n, m: m <= n + offsets[b]),
-        Kind("window 2", Window(2), lambda b, h, n, m: m > n - 2),
-        Kind("window 3, offset 2", Window(3, 2), lambda b, h, n, m: m > n + 2 - 3),
-        Kind("window 2, offset 2", Window(2, 2), lambda b, h, n, m: m > n + 2 - 2),
-        Kind("window 2, offset 5", Window(2, 5), lambda b, h, n, m: m > n + 5 - 2),
-        Kind("window 2, an offset a row", Window(2, offsets), lambda b, h, n, m: m > n + offsets[b] - 2),
-        Kind("prefix 2", Prefix(2), lambda b, h, n, m: m < 2 or m <= n),
-        Kind("prefix 2, offset -3", Prefix(2, -3), lambda b, h, n, m: m < 2 or m <= n - 3),
-        Kind("prefixes", Prefix(lengths, offsets), lambda b, h, n, m: m < lengths[b] or m <= n + offsets[b]),
-        Kind("padding on the left", Padding(left), lambda b, h, n, m: bool(left[b, m])),
-        Kind("padding on the right", Padding(right), lambda b, h, n, m: bool(right[b, m])),
-        Kind("a row of padding alone", Padding(nobody), lambda b, h, n, m: bool(nobody[b, m])),
-        Kind("lengths", Padding.of_lengths(lengths, M), lambda b, h, n, m: m < lengths[b]),
-        Kind("segments", Segments(asks, asked), lambda b, h, n, m: bool(asks[b, n] == asked[b, m])),
-        Kind("dense (N, M)", Dense(dense[0]), lambda b, h, n, m: bool(dense[0][n, m])),
-        Kind("dense (B, N, M)", Dense(dense[1]), lambda b, h, n, m: bool(dense[1][b, n, m])),
-        Kind("dense (B, H, N, M)", Dense(dense[2]), lambda b, h, n, m: bool(dense[2][b, h, n, m])),
+        ModelFamily("causal", Causal(), lambda b, h, n, m: m <= n),
+        ModelFamily("causal, offset 2", Causal(2), lambda b, h, n, m: m <= n + 2),
+        ModelFamily("causal, offset -2", Causal(-2), lambda b, h, n, m: m <= n - 2),
+        ModelFamily("causal, an offset a row", Causal(offsets), lambda b, h, n, m: m <= n + offsets[b]),
+        ModelFamily("window 2", SlidingWindow(2), lambda b, h, n, m: m > n - 2),
+        ModelFamily("window 3, offset 2", SlidingWindow(3, 2), lambda b, h, n, m: m > n + 2 - 3),
+        ModelFamily("window 2, offset 2", SlidingWindow(2, 2), lambda b, h, n, m: m > n + 2 - 2),
+        ModelFamily("window 2, offset 5", SlidingWindow(2, 5), lambda b, h, n, m: m > n + 5 - 2),
+        ModelFamily("window 2, an offset a row", SlidingWindow(2, offsets), lambda b, h, n, m: m > n + offsets[b] - 2),
+        ModelFamily("prefix 2", Prefix(2), lambda b, h, n, m: m < 2 or m <= n),
+        ModelFamily("prefix 2, offset -3", Prefix(2, -3), lambda b, h, n, m: m < 2 or m <= n - 3),
+        ModelFamily("prefixes", Prefix(lengths, offsets), lambda b, h, n, m: m < lengths[b] or m <= n + offsets[b]),
+        ModelFamily("padding on the left", Padding(left), lambda b, h, n, m: bool(left[b, m])),
+        ModelFamily("padding on the right", Padding(right), lambda b, h, n, m: bool(right[b, m])),
+        ModelFamily("a row of padding alone", Padding(nobody), lambda b, h, n, m: bool(nobody[b, m])),
+        ModelFamily("lengths", Padding.of_lengths(lengths, M), lambda b, h, n, m: m < lengths[b]),
+        ModelFamily("segments", Segments(asks, asked), lambda b, h, n, m: bool(asks[b, n] == asked[b, m])),
+        ModelFamily("dense (N, M)", DenseMask(dense[0]), lambda b, h, n, m: bool(dense[0][n, m])),
+        ModelFamily("dense (B, N, M)", DenseMask(dense[1]), lambda b, h, n, m: bool(dense[1][b, n, m])),
+        ModelFamily("dense (B, H, N, M)", DenseMask(dense[2]), lambda b, h, n, m: bool(dense[2][b, h, n, m])),
     ]
     if N == M:
         same = asks.sort(-1).values
-        kinds.append(Kind("packed", Segments(same, same), lambda b, h, n, m: bool(same[b, n] == same[b, m])))
+        kinds.append(ModelFamily("packed", Segments(same, same), lambda b, h, n, m: bool(same[b, n] == same[b, m])))
     return kinds
 
 
-def all_kinds(N: int, M: int) -> list[Kind]:
+def all_kinds(N: int, M: int) -> list[ModelFamily]:
     """Each kind, each pair of them by `&`, and two triples."""
     kinds = single_kinds(N, M)
     named = {kind.name: kind for kind in kinds}
@@ -70,16 +70,16 @@ def all_kinds(N: int, M: int) -> list[Kind]:
     return kinds + pairs + triples
 
 
-def both(first: Kind, second: Kind) -> Kind:
+def both(first: ModelFamily, second: ModelFamily) -> ModelFamily:
     """What both allow."""
-    return Kind(
+    return ModelFamily(
         f"{first.name} & {second.name}",
         first.mask & second.mask,
         lambda *place: first.rule(*place) and second.rule(*place),
     )
 
 
-def by_rule(kind: Kind, N: int, M: int) -> Tensor:
+def by_rule(kind: ModelFamily, N: int, M: int) -> Tensor:
     """The whole mask from its rule, (B, H, N, M) bool."""
     flat = [kind.rule(b, h, n, m) for b in range(B) for h in range(H) for n in range(N) for m in range(M)]
     return torch.tensor(flat, dtype=torch.bool).view(B, H, N, M)

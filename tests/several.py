@@ -13,7 +13,7 @@ import torch
 from needs import lacking
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tokenloom.training.distributed import Several, join
+from tokenloom.training.distributed import DistributedGroup, join
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PRELOADED = (
@@ -31,9 +31,9 @@ def _child(rank: int, world: int, port: int, function: Callable[..., Any], argum
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     processes = join()
-    assert isinstance(processes, Several)
+    assert isinstance(processes, DistributedGroup)
     result = function(processes, *arguments)
-    processes.leave()
+    processes.shutdown()
     answer.send(result)
 
 

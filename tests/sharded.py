@@ -1,4 +1,4 @@
-"""Small texts, tokenised: what the tests of shards and of training on them share."""
+"""Small texts, tokenized: what the tests of shards and of training on them share."""
 
 import json
 import random
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenloom.data.pretokenized.build import Wish, tokenise
-from tokenloom.data.pretokenized.shards import PARTS, Tokenised
+from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
+from tokenloom.data.pretokenized.shards import PARTS, PretokenizedCorpus
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.tokenizers.base import END
@@ -39,19 +39,21 @@ def rows_of(path: Path, sizes: list[int]) -> Path:
     return path
 
 
-def make(source: Path | str, out: Path, workers: int = 1, **wish: Any) -> Tokenised:
-    """Tokenise with a shard for every few kilobytes."""
-    return tokenise(source, out, Wish(**{"shard": 3000, **wish}), workers=workers)
+def make(source: Path | str, out: Path, workers: int = 1, **wish: Any) -> PretokenizedCorpus:
+    """Tokenize with a shard for every few kilobytes."""
+    return tokenize(source, out, TokenizationRequest(**{"shard": 3000, **wish}), workers=workers)
 
 
-def in_memory(source: Path | str, kind: str = "auto", vocab: int | None = None) -> tuple[Any, dict[str, np.ndarray]]:
-    """The tokeniser and the ids of both parts, made the way that holds everything in memory."""
+def in_memory(
+    source: Path | str, kind: str = "auto", vocab_size: int | None = None
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """The tokenizer and the ids of both parts, made the way that holds everything in memory."""
     parts = split(read_text(source))
     borders = parts.training.documented and len(parts.training.documents) > 1
     tokenizer = choose_tokenizer(
         [document.text for document in parts.training.documents],
         kind,
-        vocab,
+        vocab_size,
         specials=(END,) if borders else (),
         alphabet=[document.text for document in parts.validation.documents],
     )

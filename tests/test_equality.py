@@ -17,22 +17,22 @@ from torch import Tensor
 
 import tokenloom
 from tokenloom.data.samples import generator_for
-from tokenloom.plotting.tables import plain_table
+from tokenloom.kernels import loader
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.gpt import GPT
-from tokenloom.kernels import loader
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.hooks import Taps
-from tokenloom.tasks.base import Example, Task
+from tokenloom.nn.hooks import Hooks
+from tokenloom.plotting.tables import plain_table
 from tokenloom.runs.session import begin
 from tokenloom.settings import build
 from tokenloom.tasks._paths import PATHS as DECLARED
 from tokenloom.tasks._paths import every_path
+from tokenloom.tasks.base import Example, Task
 from tokenloom.tasks.registry import find_task, task_names
-from tokenloom.training.batches import Batches, Moment
+from tokenloom.training.batches import BatchContext, Batches
 from tokenloom.training.checkpoints import whole_tensors
-from tokenloom.training.distributed import ALONE, Processes, Several
-from tokenloom.training.events import Finished, Staged, Stepped
+from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup
+from tokenloom.training.events import Finished, PrerequisiteEvent, StepFinished
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import OptimizerSettings, TrainingSettings
 
@@ -59,7 +59,7 @@ class Subject:
 
     def batch(self, rows: slice = slice(None)) -> Batch:
         keys = self.keys[rows]
-        return self.task.collate(self.samples.take(keys), Moment(0, -1, keys))
+        return self.task.collate(self.samples.take(keys), BatchContext(0, -1, keys))
 
     @torch.no_grad()
     def sums(self, batch: Batch) -> Tensor:
@@ -186,24 +186,24 @@ def selected_alone(s: Subject) -> float:
     chosen = torch.tensor([2, 0, 2])
     state = state.select(chosen)
     twice = chosen.repeat_interleave(2)
-    forked, _ = _fed(model, ids[twice, half:], state.fork(2))
+    repeat_rows, _ = _fed(model, ids[twice, half:], state.repeat(2))
     picked, _ = _fed(model, ids[chosen, half:], state)
     # The model may be made for some of the rows only, in an order of its own.
     again, _ = _fed(model, ids[chosen], model.start(3, chosen.tolist()))
-    expected = [(forked, whole[twice, half:]), (picked, whole[chosen, half:]), (again, whole[chosen])]
+    expected = [(repeat_rows, whole[twice, half:]), (picked, whole[chosen, half:]), (again, whole[chosen])]
     return max(apart(a, b) for a, b in expected)
 
 
 def fused_explicit(s: Subject) -> float:
     """Outputs, and the gradient of every parameter."""
     results = []
-    for taps in (None, Taps(["*.pattern"])):
+    for hooks in (None, Hooks(["*.pattern"])):
         s.model.zero_grad()
-        outputs = s.model(s.batch(), taps=taps)
+        outputs = s.model(s.batch(), hooks=hooks)
         outputs.square().mean().backward()
         results.append([outputs.detach(), *(p.grad.clone() for p in s.model.parameters() if p.grad is not None)])
         layers = sum(isinstance(part, MultiHeadAttention) for part in s.model.modules())
-        assert taps is None or len(taps.values) == layers, f"{len(taps.values)} of {layers} attentions were tapped"
+        assert hooks is None or len(hooks.values) == layers, f"{len(hooks.values)} of {layers} attentions were tapped"
     s.model.zero_grad()
     return max(apart(a, b) for a, b in zip(*results, strict=True))
 
@@ -228,24 +228,24 @@ def accumulated_whole(s: Subject) -> float:
 
 def two_one(s: Subject) -> float:
     """Weights after two steps of the trained run in two processes, in each mode, against one; no dropout, and AdamW."""
-    (straight,) = two_steps(ALONE, s.folder / "run", [""])
+    (straight,) = two_steps(SINGLE_PROCESS, s.folder / "run", [""])
     found = in_each(two_steps, s.folder / "run", ["data", "sharded"])
     return max(apart(torch.from_numpy(weights), torch.from_numpy(straight)) for each in found for weights in each)
 
 
-def two_steps(processes: Processes, run: Path, modes: list[str]) -> list[Any]:
+def two_steps(processes: ProcessGroup, run: Path, modes: list[str]) -> list[Any]:
     """For each mode, all weights after two steps of three samples: the second process has fewer than the first."""
     results = []
     for mode in modes:
-        if isinstance(processes, Several):
+        if isinstance(processes, DistributedGroup):
             processes.mode(mode)
         task = tokenloom.load(run)
         task.model.double()
         for part in task.model.modules():
             if isinstance(part, torch.nn.Dropout):
                 part.p = 0.0
-        optimizing = OptimizerSettings("adamw", rate=0.01, weight_decay=0.01, decay="all", clip=1.0)
-        share = (processes.rank, processes.world)
+        optimizing = OptimizerSettings("adamw", lr=0.01, weight_decay=0.01, decay="all", clip=1.0)
+        share = (processes.rank, processes.world_size)
         batches = Batches(task.prepare(task.source).training, task.collate, batch=3, seed=3, share=share)
         trainer = Trainer(task, task.model, TrainingSettings(optimizer=optimizing), batches, processes)
         for step in range(2):
@@ -268,8 +268,8 @@ def resumed_straight(s: Subject) -> float:
         fitting = begin(s.example.data, task=s.task.name, out=out, stop=stop, **_known(s.task, arguments))
         staged = False
         for event in fitting:
-            staged = not event.over if isinstance(event, Staged) else staged
-            done += [1] * (isinstance(event, Stepped) and not staged)
+            staged = not event.over if isinstance(event, PrerequisiteEvent) else staged
+            done += [1] * (isinstance(event, StepFinished) and not staged)
         if stop_at is not None:
             assert isinstance(event, Finished)
             assert event.reason == "interrupt"
@@ -311,7 +311,7 @@ def native_apart(s: Subject) -> float:
             found.append(log_probs)
         return torch.cat(found, dim=1)
 
-    with loader.switched_off():
+    with loader.disabled():
         plain = steps()
     return apart(steps(), plain)
 
@@ -412,12 +412,12 @@ def _print_table() -> Any:
 
 def test_a_broken_path_is_noticed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kit itself can fail: a model that looks at padding does not pass."""
-    monkeypatch.setattr(type(subject.task), "collate", _looking_at_neighbours(type(subject.task).collate))
+    monkeypatch.setattr(type(subject.task), "collate", _looking_at_neighbors(type(subject.task).collate))
     assert batch_single(subject) > 1e-6
 
 
-def _looking_at_neighbours(collate: Callable[..., Batch]) -> Callable[..., Batch]:
-    def wrong(self: Task, samples: Any, moment: Moment) -> Batch:
+def _looking_at_neighbors(collate: Callable[..., Batch]) -> Callable[..., Batch]:
+    def wrong(self: Task, samples: Any, moment: BatchContext) -> Batch:
         batch = collate(self, samples, moment)
         for stream in batch.streams.values():
             if stream.ids is not None and len(stream.ids) > 1:

@@ -74,7 +74,7 @@ def test_more_text_than_memory(
         program, *words = shlex.split(line)
         assert program == "tokenloom"
         assert main(words) == 0, f"{line}: {capsys.readouterr().err}"
-    assert (tmp_path / "tokenizers/docs/manifest.json").is_file()
+    assert (tmp_path / "tokens/docs/manifest.json").is_file()
     assert (tmp_path / "runs/tokens/model.safetensors").is_file()
 
 

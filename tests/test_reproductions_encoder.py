@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import tokenloom
+from tokenloom.data.conll import TaggedData, split_tagged
 from tokenloom.data.documents import TextData
 from tokenloom.data.punctuation import MARKS
 from tokenloom.data.registry import load_data
-from tokenloom.data.conll import TaggedData, split_tagged
 from tokenloom.tasks.token_classification import TokenClassification
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def test_punctuation_is_better_found_than_by_counting(shakespeare: TextData) -> 
     """In about ten minutes of one core: fewer nats a word than an n-gram tagger, and a higher F1 of each mark than it
     and than the most frequent label of a word."""
     sizes = {"size": "tiny", "context": 96}
-    run = tokenloom.train("punctuation", batch=32, steps=3000, evaluate_every=1000, seed=1, **sizes, **ONE)
+    run = tokenloom.train("punctuation", batch=32, steps=3000, eval_every=1000, seed=1, **sizes, **ONE)
     assert isinstance(run, TokenClassification)
     reached, n_gram, word = run.evaluate(), run.counting(3), run.counting(1)
     assert reached["words"] == n_gram["words"] == word["words"] > 80_000
@@ -31,7 +31,7 @@ def test_punctuation_is_better_found_than_by_counting(shakespeare: TextData) -> 
 
 
 def test_pre_training_wins_where_labels_are_few(shakespeare: TextData, tmp_path: Path) -> None:
-    """Reference 3.13, an own figure: 200 labelled speeches, with a body that has read the plays without labels, and
+    """Reference 3.13, an own figure: 200 labeled speeches, with a body that has read the plays without labels, and
     without one. The same words are asked for, which neither has seen."""
     data = load_data("punctuation")
     assert isinstance(data, TaggedData)
@@ -40,14 +40,14 @@ def test_pre_training_wins_where_labels_are_few(shakespeare: TextData, tmp_path:
         rows = ("\n".join(f"{w}\t{label}" for w, label in zip(s.words, s.labels, strict=True)) for s in sentences)
         (tmp_path / f"{name}.conll").write_text("\n\n".join(rows), "utf-8")
     (tmp_path / "read.txt").write_text("\n".join(" ".join(s.words) for s in parts.training.sentences), "utf-8")
-    sizes = {"size": "nano", "vocab": 2000}
+    sizes = {"size": "nano", "vocab_size": 2000}
     body = str(tmp_path / "body")
-    reading = {"lines": True, "batch": 32, "steps": 1200, "evaluate_every": 400, "out": body, **sizes, **ONE}
+    reading = {"lines": True, "batch": 32, "steps": 1200, "eval_every": 400, "out": body, **sizes, **ONE}
     tokenloom.train(tmp_path / "read.txt", task="fill-mask", **reading)
     losses: dict[str, list[float]] = {"scratch": [], "tuned": []}
     tagging = {"task": "token-classification", "validation": str(tmp_path / "asked.conll"), "batch": 16, "steps": 150}
     for seed in (1, 2):
         for name, start in (("scratch", sizes), ("tuned", {"init": body})):
-            run = tokenloom.train(tmp_path / "few.conll", evaluate_every=50, seed=seed, **tagging, **start, **ONE)
+            run = tokenloom.train(tmp_path / "few.conll", eval_every=50, seed=seed, **tagging, **start, **ONE)
             losses[name].append(run.evaluate()["loss"])
     assert max(losses["tuned"]) < min(losses["scratch"]), losses

@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import tokenloom
-from tokenloom.data.image_split import split_pictures
-from tokenloom.data.images import read_pictures
+from tokenloom.data.image_split import split_images
+from tokenloom.data.images import read_images
 from tokenloom.generation import Sampling
-from tokenloom.tasks.image_tokenizer import ImageCodes
-from tokenloom.tasks.image_generation import ImageGeneration
 from tokenloom.tasks._image_cells import varied
+from tokenloom.tasks.image_generation import ImageGeneration
+from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 
 pytestmark = pytest.mark.slow
 
@@ -101,8 +101,8 @@ def measured_codes(run: Path) -> dict[str, float]:
     """All figures of a run over codes."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
-    assert isinstance(task.tokenizer, ImageCodes)
-    parts = split_pictures(read_pictures("mnist-5k"))
+    assert isinstance(task.tokenizer, ImageTokenizerTask)
+    parts = split_images(read_images("mnist-5k"))
     read = reader(parts.training.pixels, parts.training.labels)
     metrics = task.evaluate()
     found = {name: metrics[name] for name in ("bits_per_cell", "bits_per_dimension", "squared_error")}
@@ -136,7 +136,7 @@ def measured_pixels(run: Path) -> dict[str, float]:
     """Figures of a run over pixels."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
-    found = {name: task.evaluate()[name] for name in ("bits_per_cell", "histogram_bits", "neighbour_bits")}
+    found = {name: task.evaluate()[name] for name in ("bits_per_cell", "histogram_bits", "neighbor_bits")}
     found["pictures_a_second"] = pictures_a_second(task, 20)
     return found
 
@@ -149,14 +149,14 @@ def test_pixels(tmp_path: Path) -> None:
     print(used, found)
     assert used <= 1200
     assert found["bits_per_cell"] <= 0.512
-    assert found["bits_per_cell"] <= 0.9 * found["neighbour_bits"]
+    assert found["bits_per_cell"] <= 0.9 * found["neighbor_bits"]
 
 
 def measured_small(run: Path) -> float:
     """The share of small pictures in which the class is read that was asked for."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
-    parts = split_pictures(read_pictures("mnist-5k", task.form))
+    parts = split_images(read_images("mnist-5k", task.form))
     read = reader(parts.training.pixels, parts.training.labels)
     return share_read(task, read, 500)[0]
 

@@ -16,9 +16,9 @@ from needs import lacking
 import tokenloom
 from tokenloom.data import registry as recipes
 from tokenloom.errors import UserError
-from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.evaluation.baselines.svm import support_vector_accuracy
-from tokenloom.training.events import Finished, Stepped
+from tokenloom.tasks.image_classification import ImageClassification
+from tokenloom.training.events import Finished, StepFinished
 
 pytestmark = pytest.mark.slow
 
@@ -76,10 +76,10 @@ def of_size(folder: Path, n: int) -> tuple[str, str]:
     """mnist-5k as folders of pictures: n to train, the first n / 10 of each class, and the 1,000 that validate."""
     from PIL import Image
 
-    from tokenloom.data.image_split import split_pictures
-    from tokenloom.data.images import read_pictures
+    from tokenloom.data.image_split import split_images
+    from tokenloom.data.images import read_images
 
-    parts = split_pictures(read_pictures("mnist-5k"))
+    parts = split_images(read_images("mnist-5k"))
     for name, part, most in (("train", parts.training, n // 10), ("held", parts.validation, 100)):
         for label in range(10):
             (folder / name / str(label)).mkdir(parents=True)
@@ -128,11 +128,11 @@ class Cost:
 
 def cost(patch: int, steps: int) -> Cost:
     """Train on mnist-5k, measured once in the end; rates rise over the same share of the steps."""
-    settings = {"patch": str(patch), "steps": steps, "batch": 64, "warmup": steps // 25, "evaluate_every": steps}
+    settings = {"patch": str(patch), "steps": steps, "batch": 64, "warmup": steps // 25, "eval_every": steps}
     training = tokenloom.fit("mnist-5k", task="image-classification", threads=1, **settings)
     begun, seconds, accuracy = 0.0, 0.0, 0.0
     for event in training:
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             begun = begun or time.process_time()
             seconds = time.process_time() - begun
         elif isinstance(event, Finished):
@@ -145,7 +145,7 @@ def test_cost_and_accuracy_by_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reference 4.2: patches of 14, 7 and 4 pixels, at equal epochs, and in the time that patches of 7 took.
 
     Twelve times the tokens cost five times as much a step. In these five epochs they do not pay yet: what belongs
-    together must first be learnt (by the defaults, after 70 epochs, patches of 7 reach 98 % and more). Equal time
+    together must first be learned (by the defaults, after 70 epochs, patches of 7 reach 98 % and more). Equal time
     widens the distance, since what is dear gets fewer steps, and what is cheap more. 5½ processor minutes in all.
     """
     fetch("mnist-5k")

@@ -16,29 +16,29 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import MultinomialNB
 
 import tokenloom
-from tokenloom.data.labeled import Labelled, read_labelled
-from tokenloom.data.labeled_split import LabelledSplit, split_labelled
+from tokenloom.data.labeled import Labeled, read_labeled
+from tokenloom.data.labeled_split import LabeledSplit, split_labeled
 from tokenloom.errors import UserError
 
 pytestmark = pytest.mark.slow
 
 HOLDOUT = 0.2
 # Only the last weights count, so that nothing is chosen by the texts that are measured on.
-LAST = {"holdout": HOLDOUT, "evaluate_every": 100_000, "threads": 1}
+LAST = {"val_fraction": HOLDOUT, "eval_every": 100_000, "threads": 1}
 
 
-def parts_of(name: str, seed: int = 0) -> LabelledSplit:
+def parts_of(name: str, seed: int = 0) -> LabeledSplit:
     try:
-        return split_labelled(read_labelled(name), HOLDOUT, seed)
+        return split_labeled(read_labeled(name), HOLDOUT, seed)
     except UserError as error:
         lacking(str(error))
 
 
-def columns(items: Sequence[Labelled]) -> tuple[list[str], list[str]]:
+def columns(items: Sequence[Labeled]) -> tuple[list[str], list[str]]:
     return [item.text for item in items], [item.label for item in items]
 
 
-def peer_accuracy(parts: LabelledSplit) -> float:
+def peer_accuracy(parts: LabeledSplit) -> float:
     """TF-IDF with logistic regression by scikit-learn, with the C that is best on the very texts it is measured on."""
     texts, labels = columns(parts.training.items)
     held, truth = columns(parts.validation.items)
@@ -71,7 +71,7 @@ def test_sms_spam_is_told_apart_as_well_as_by_the_peer() -> None:
 def test_glosses_are_told_apart_better_than_by_the_peer() -> None:
     """Ten classes of nouns in at most fifteen minutes of two cores."""
     parts = parts_of("glosses")
-    task, seconds = trained("glosses", steps=9_000, vocab=8_000, **LAST)
+    task, seconds = trained("glosses", steps=9_000, vocab_size=8_000, **LAST)
     assert seconds <= 1_800
     measured, peer = task.evaluate(), peer_accuracy(parts)
     assert measured["accuracy"] >= 0.90
@@ -81,12 +81,12 @@ def test_glosses_are_told_apart_better_than_by_the_peer() -> None:
 
 def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:
     parts = parts_of("sms-spam")
-    task, _ = trained("sms-spam", model="naive-bayes", holdout=HOLDOUT)
+    task, _ = trained("sms-spam", model="naive-bayes", val_fraction=HOLDOUT)
     idle = set(task._idle_ids())
 
     def counts(texts: list[str]) -> np.ndarray:
-        rows = [np.bincount(ids, minlength=task.tokenizer.vocab) for ids in task.tokenizer.encode_all(texts)]
-        return np.stack(rows)[:, [id for id in range(task.tokenizer.vocab) if id not in idle]]
+        rows = [np.bincount(ids, minlength=task.tokenizer.vocab_size) for ids in task.tokenizer.encode_all(texts)]
+        return np.stack(rows)[:, [id for id in range(task.tokenizer.vocab_size) if id not in idle]]
 
     texts, labels = columns(parts.training.items)
     held, truth = columns(parts.validation.items)
@@ -96,28 +96,28 @@ def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:
     assert mean(a == b for a, b in zip(found, truth, strict=True)) > 0.98
 
 
-def test_with_a_hundred_labels_unlabelled_texts_help(tmp_path: Path) -> None:
-    """A readout on an encoder that has filled in words of the unlabelled messages, against an encoder that has not.
+def test_with_a_hundred_labels_unlabeled_texts_help(tmp_path: Path) -> None:
+    """A readout on an encoder that has filled in words of the unlabeled messages, against an encoder that has not.
 
-    Five draws of 100 labelled messages; at least 3 points better. 200 steps are best for the one without, all of which
+    Five draws of 100 labeled messages; at least 3 points better. 200 steps are best for the one without, all of which
     has to learn (400: 0.941 for 0.942).
     """
     gains = []
     parts = parts_of("sms-spam")
-    unlabelled = tmp_path / "unlabelled.jsonl"
-    write_texts(unlabelled, [item.text for item in parts.training.items])
+    unlabeled = tmp_path / "unlabeled.jsonl"
+    write_texts(unlabeled, [item.text for item in parts.training.items])
     sizes: dict[str, Any] = {"width": 64, "depth": 2, "heads": 4, "context": 64}
     body = tmp_path / "body"
-    tokenloom.train(str(unlabelled), task="fill-mask", out=body, steps=10_000, vocab=2_000, threads=1, **sizes)
+    tokenloom.train(str(unlabeled), task="fill-mask", out=body, steps=10_000, vocab_size=2_000, threads=1, **sizes)
     held = tmp_path / "held.csv"
     write_table(held, parts.validation.items)
     for seed in range(5):
         chosen = np.random.default_rng(seed).permutation(len(parts.training.items))[:100]
         few = tmp_path / f"few{seed}.csv"
         write_table(few, [parts.training.items[place] for place in chosen])
-        common = {"validation": str(held), "batch": 16, "evaluate_every": 1_000, "threads": 1, "seed": seed}
-        without, _ = trained(str(few), **common, **sizes, steps=200, vocab=2_000)
-        with_body, _ = trained(str(few), **common, steps=800, rate=0.001, train="head", init=str(body))
+        common = {"validation": str(held), "batch": 16, "eval_every": 1_000, "threads": 1, "seed": seed}
+        without, _ = trained(str(few), **common, **sizes, steps=200, vocab_size=2_000)
+        with_body, _ = trained(str(few), **common, steps=800, lr=0.001, train="head", init=str(body))
         gains.append(with_body.evaluate()["accuracy"] - without.evaluate()["accuracy"])
     assert mean(gains) >= 0.03, gains
 
@@ -128,7 +128,7 @@ def write_texts(path: Path, texts: Sequence[str]) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
 
 
-def write_table(path: Path, items: Sequence[Labelled]) -> None:
+def write_table(path: Path, items: Sequence[Labeled]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label"])

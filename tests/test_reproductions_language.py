@@ -13,8 +13,8 @@ import torch
 from tokenloom.data.samples import TextWindows
 from tokenloom.models.batch import Batch
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
-from tokenloom.training.batches import Moment
-from tokenloom.training.events import Evaluated, Stepped
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.events import Evaluated, StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
@@ -111,14 +111,14 @@ def elman(data: str, steps: int) -> tuple[dict[int, float], float]:
 
     def batches(step: int) -> list[Batch]:
         starts = torch.randint(len(training.ids) - N - 1, (BATCH,), generator=generator).numpy()
-        return [task.collate(training.take(starts), Moment(0, step, starts))]
+        return [task.collate(training.take(starts), BatchContext(0, step, starts))]
 
-    adam = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
-    constant = {"schedule": "linear", "warmup": 0, "decay_share": 0.0, "steps": 301, "batch": BATCH}
-    settings, _ = TrainingSettings(evaluate_every=steps).filled({**adam, **constant})
+    adam = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
+    constant = {"schedule": "linear", "warmup": 0, "decay_fraction": 0.0, "steps": 301, "batch": BATCH}
+    settings, _ = TrainingSettings(eval_every=steps).filled({**adam, **constant})
     losses = {}
     for event in fit(task, task.model, settings, batches, Drawn(held.ids, N)):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             losses[event.step - 1] = event.loss
         elif isinstance(event, Evaluated) and event.step >= steps:
             return losses, event.metrics["loss"]

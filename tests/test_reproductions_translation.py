@@ -12,20 +12,20 @@ from tokenloom.lab.reversal import DIGITS
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
 from tokenloom.nn.parts import count_parameters
-from tokenloom.runs.session import Fitting
+from tokenloom.runs.session import TrainingSession
 from tokenloom.tasks.translation import Translation
-from tokenloom.training.events import Stepped
+from tokenloom.training.events import StepFinished
 
 pytestmark = pytest.mark.slow
 
 
 def trained_for(seconds: float, data: str, out: Path, **settings: Any) -> Translation:
     """A training whose steps take so many processor seconds in all, with a schedule that fits."""
-    fitting: Fitting = tokenloom.fit(data, task="translation", threads=1, steps=12, evaluate_every=12, **settings)
-    stamps = [time.process_time() for event in fitting if isinstance(event, Stepped)]
+    fitting: TrainingSession = tokenloom.fit(data, task="translation", threads=1, steps=12, eval_every=12, **settings)
+    stamps = [time.process_time() for event in fitting if isinstance(event, StepFinished)]
     each = (stamps[-1] - stamps[2]) / (len(stamps) - 3)
     steps = int(0.9 * seconds / each)  # A tenth is for evaluations.
-    settings = {"evaluate_every": max(1, steps // 5), **settings}
+    settings = {"eval_every": max(1, steps // 5), **settings}
     task = tokenloom.train(data, task="translation", out=out, threads=1, steps=steps, **settings)
     assert isinstance(task, Translation)
     return task
@@ -46,7 +46,7 @@ def test_unseen_dates_are_translated_exactly(name: str, tmp_path: Path) -> None:
 def test_verses_against_a_recurrent_network(tmp_path: Path) -> None:
     """At the same number of parameters (within a tenth), the same tokens and the same time, BLEU is higher."""
     pytest.importorskip("sacrebleu")
-    common: dict[str, Any] = {"tokenizer": "byte-bpe", "vocab": 2000, "dropout": 0.2, "smoothing": 0.1}
+    common: dict[str, Any] = {"tokenizer": "byte-bpe", "vocab_size": 2000, "dropout": 0.2, "smoothing": 0.1}
     kinds = {
         "transformer": {"width": 128, "depth": 2},
         "rnn-attention": {"width": 160, "depth": 2},
@@ -66,7 +66,7 @@ def test_the_bottleneck() -> None:
         attention: reversed_by_length(
             RecurrentTranslator(RecurrentTranslatorConfig(DIGITS, DIGITS, 64, 1, attention=attention, shared=True)),
             steps=1500,
-            rate=4e-3,
+            lr=4e-3,
         )
         for attention in (False, True)
     }
@@ -80,4 +80,4 @@ def test_the_bottleneck() -> None:
 
 def test_the_transformer_reverses_all_lengths_too() -> None:
     config = EncoderDecoderConfig(DIGITS, DIGITS, 30, 30, width=64, depth=2, heads=4, shared=True)
-    assert min(reversed_by_length(EncoderDecoder(config), steps=1500, rate=3e-3).strings.values()) > 0.9
+    assert min(reversed_by_length(EncoderDecoder(config), steps=1500, lr=3e-3).strings.values()) > 0.9

@@ -42,7 +42,7 @@ class TextTrap:
     """A file or folder of text that is hard to read or hard to train on.
 
     write: writes it into a folder, and returns the path to give. stage: whether reading it decides, or only training
-    (with `context` and `vocab` as settings, where they are set). encoding: to be given as an option.
+    (with `context` and `vocab_size` as settings, where they are set). encoding: to be given as an option.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TextTrap:
     stage: Literal["read", "train"] = "read"
     encoding: str = "utf-8"
     context: int | None = None
-    vocab: int | None = None
+    vocab_size: int | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -129,8 +129,8 @@ TEXTS: tuple[TextTrap, ...] = (
     *(TextTrap(f"poem, {name}", _file("poem.txt", raw), "works") for name, raw in poems().items()),
     TextTrap("40 characters", _file("short.txt", "a" * 20 + "b" * 20), "either", ("256",), "train", context=256),
     TextTrap("one character", _file("one.txt", "a"), "refused", ("one.txt", "1"), "train"),
-    TextTrap("only a", _file("only-a.txt", "a" * 9), "either", (), "train", vocab=300),
-    TextTrap("too few merges", _file("hundred.txt", "to be or no" * 9 + "t"), "either", (), "train", vocab=5000),
+    TextTrap("only a", _file("only-a.txt", "a" * 9), "either", (), "train", vocab_size=300),
+    TextTrap("too few merges", _file("hundred.txt", "to be or no" * 9 + "t"), "either", (), "train", vocab_size=5000),
 )
 
 PROMPTS: tuple[PromptTrap, ...] = (

@@ -51,13 +51,13 @@ class Layer(nn.Module):
 class ChapterGPT(nn.Module):
     """Token table + learned positions → layers → norm → linear map to the vocabulary."""
 
-    def __init__(self, vocab: int, N: int, D: int, H: int, L: int) -> None:
+    def __init__(self, vocab_size: int, N: int, D: int, H: int, L: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(vocab, D)
+        self.table = nn.Embedding(vocab_size, D)
         self.positions = nn.Parameter(0.02 * torch.randn(N, D))
         self.layers = nn.ModuleList([Layer(D, H) for _ in range(L)])
         self.norm = nn.LayerNorm(D)
-        self.output = nn.Linear(D, vocab)
+        self.output = nn.Linear(D, vocab_size)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, N, vocab)."""
@@ -74,9 +74,9 @@ class ChapterTraining:
     ids: the text. seed: of the model's draws; the windows are drawn from a generator of seed 0.
     """
 
-    def __init__(self, ids: Tensor, vocab: int, *, N: int = 64, batch: int = 32, steps: int = 900, seed: int = 12):
+    def __init__(self, ids: Tensor, vocab_size: int, *, N: int = 64, batch: int = 32, steps: int = 900, seed: int = 12):
         torch.manual_seed(seed)
-        self.model = ChapterGPT(vocab, N, 64, 4, 2)
+        self.model = ChapterGPT(vocab_size, N, 64, 4, 2)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=6e-3, weight_decay=0.01)
         self.generator = torch.Generator().manual_seed(0)
         self.ids, self.N, self.batch, self.steps, self.done = ids, N, batch, steps, 0

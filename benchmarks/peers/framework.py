@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 
-def gpt2(vocab: int, N: int, D: int, H: int, L: int) -> Any:
+def gpt2(vocab_size: int, N: int, D: int, H: int, L: int) -> Any:
     """GPT-2 of `transformers` with random weights, without dropout, everything else as the library has it."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=vocab,
+        vocab_size=vocab_size,
         n_positions=N,
         n_embd=D,
         n_layer=L,
@@ -44,14 +44,14 @@ class GPT2Logits(nn.Module):
 class EncoderGPT(nn.Module):
     """The framework's encoder between embeddings and an output map."""
 
-    def __init__(self, vocab: int, N: int, D: int, H: int, L: int) -> None:
+    def __init__(self, vocab_size: int, N: int, D: int, H: int, L: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocab, D), nn.Embedding(N, D)
+        self.tokens, self.positions = nn.Embedding(vocab_size, D), nn.Embedding(N, D)
         layer = nn.TransformerEncoderLayer(
             D, H, 4 * D, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, L, norm=nn.LayerNorm(D), enable_nested_tensor=False)
-        self.head = nn.Linear(D, vocab)
+        self.head = nn.Linear(D, vocab_size)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(N))
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -38,12 +38,12 @@ class Block(nn.Module):
 class NanoGPT(nn.Module):
     """The decoder."""
 
-    def __init__(self, vocab: int, N: int, D: int, H: int, L: int) -> None:
+    def __init__(self, vocab_size: int, N: int, D: int, H: int, L: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocab, D), nn.Embedding(N, D)
+        self.tokens, self.positions = nn.Embedding(vocab_size, D), nn.Embedding(N, D)
         self.blocks = nn.ModuleList([Block(D, H) for _ in range(L)])
         self.norm = nn.LayerNorm(D, bias=False)
-        self.head = nn.Linear(D, vocab, bias=False)
+        self.head = nn.Linear(D, vocab_size, bias=False)
         self.tokens.weight = self.head.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -60,12 +60,14 @@ class NanoGPT(nn.Module):
 
 
 class NanoTraining:
-    """Model, optimiser and place in the text, which is an array of 16-bit ids."""
+    """Model, optimizer and place in the text, which is an array of 16-bit ids."""
 
-    def __init__(self, ids: NDArray[np.uint16], vocab: int, *, N: int = 64, batch: int = 32, steps: int = 900) -> None:
+    def __init__(
+        self, ids: NDArray[np.uint16], vocab_size: int, *, N: int = 64, batch: int = 32, steps: int = 900
+    ) -> None:
         torch.manual_seed(0)
         self.ids, self.N, self.batch, self.steps, self.done = ids, N, batch, steps, 0
-        self.model = NanoGPT(vocab, N, 64, 4, 2).train()
+        self.model = NanoGPT(vocab_size, N, 64, 4, 2).train()
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]

@@ -31,7 +31,7 @@ def merged(tokens: list[str], pair: Pair) -> list[str]:
 def train(chunks: Iterable[tuple[str, int]], merges: int) -> list[Pair]:
     """The merges, in order; of pairs equally frequent the one met first. chunks: each with how often it counts."""
     words = [(list(chunk), times) for chunk, times in chunks]
-    learnt: list[Pair] = []
+    learned: list[Pair] = []
     for _ in range(merges):
         counts: dict[Pair, int] = {}
         for tokens, times in words:
@@ -40,9 +40,9 @@ def train(chunks: Iterable[tuple[str, int]], merges: int) -> list[Pair]:
         if not counts:
             break
         best = max(counts, key=counts.__getitem__)
-        learnt.append(best)
+        learned.append(best)
         words = [(merged(tokens, best), times) for tokens, times in words]
-    return learnt
+    return learned
 
 
 class PlainEncoder:
@@ -63,7 +63,7 @@ class PlainEncoder:
         return [self.ids[token] for token in tokens]
 
     def encode(self, text: str) -> list[int]:
-        """Chunk by chunk: as long as there is a pair that was merged, merge the one that was learnt first."""
+        """Chunk by chunk: as long as there is a pair that was merged, merge the one that was learned first."""
         ids: list[int] = []
         for chunk in CHUNKS.findall(text):
             tokens = list(chunk)

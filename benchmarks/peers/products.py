@@ -14,9 +14,9 @@ def _product(*shape: int, inner: int) -> Callable[[], object]:
     return lambda: torch.matmul(A, B, out=C)
 
 
-def linear_products(tokens: int, vocab: int, D: int, L: int) -> list[Callable[[], object]]:
+def linear_products(tokens: int, vocab_size: int, D: int, L: int) -> list[Callable[[], object]]:
     """Those of all linear maps: forward X W, backward dY Wᵀ and Xᵀ dY; four of D × D, two of the MLP, the output."""
-    maps = [*[(D, D)] * 4 * L, *[(D, 4 * D), (4 * D, D)] * L, (D, vocab)]
+    maps = [*[(D, D)] * 4 * L, *[(D, 4 * D), (4 * D, D)] * L, (D, vocab_size)]
     products = []
     for a, b in maps:
         products += [

@@ -17,9 +17,9 @@ from tokenloom.errors import UserError
 from tokenloom.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tokenloom.tasks.base import Task
-    from tokenloom.runs.session import fit, train
     from tokenloom.runs.folder import load
+    from tokenloom.runs.session import fit, train
+    from tokenloom.tasks.base import Task
 
 __all__ = ["Task", "UserError", "__version__", "fit", "load", "train"]
 

@@ -10,12 +10,12 @@ def test_list(call: Call, cache: Path) -> None:
     out = call("data", "list").out
     for name in ("shakespeare", "tinyshakespeare", "python-docs", "python-source"):
         assert f"\n{name} " in out
-    assert "licence: MIT" in out
+    assert "license: MIT" in out
     assert all(len(line) <= 130 for line in out.splitlines())
     rows = {row["name"]: row for row in call("data", "list", "--json").json["data"]}
     assert rows["python-docs"]["cached"]
     assert not rows["tinyshakespeare"]["cached"]
-    assert rows["tinyshakespeare"]["licence"]
+    assert rows["tinyshakespeare"]["license"]
 
 
 def test_add_and_check(call: Call, refused: Refused, cache: Path, tmp_path: Path, tinyshakespeare: str) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from tokenloom.cli.display import COLUMN, Display, Speed, field
 from tokenloom.tasks._text_decoder import GenerateOptions
-from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Prepared, Resumed, Saved, Stepped
+from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Prepared, Resumed, Saved, StepFinished
 
 
-def stepped(step: int, seconds: float, loss: float = 2.0, steps: int = 100) -> Stepped:
-    return Stepped(step, steps, loss, 512, 1.0, 0.5, False, seconds)
+def stepped(step: int, seconds: float, loss: float = 2.0, steps: int = 100) -> StepFinished:
+    return StepFinished(step, steps, loss, 512, 1.0, 0.5, False, seconds)
 
 
 def evaluated(step: int, loss: float, best: bool = True, seconds: float = 0.0) -> Evaluated:
@@ -53,8 +53,8 @@ def test_a_line_at_each_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     first, second = err.splitlines()
     # The mean of the last 50 losses; five seconds for fifty steps, fifty more to go.
-    assert first == " 50/100  loss 2.7450  validation 2.2500 best  5.12k tokenizers/s  0:05  left 0:05"
-    assert "validation 2.5000       5.12k tokenizers/s" in second
+    assert first == " 50/100  loss 2.7450  validation 2.2500 best  5.12k tokens/s  0:05  left 0:05"
+    assert "validation 2.5000       5.12k tokens/s" in second
 
 
 def test_labels_stand_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,9 +56,9 @@ def test_an_option_of_another_task_says_whose_it_is(refused: Refused, tmp_path: 
 
 
 def test_a_use_that_a_run_has_not_or_a_run_that_is_not_there(refused: Refused, run: Path, tmp_path: Path) -> None:
-    assert "a text-classification run cannot neighbours" in refused("neighbours", run, "cow")
-    assert "there is no such run" in refused("neighbours", tmp_path / "nosuch", "cow")
-    assert "Unknown command" in refused("neighbour", run, "cow")
+    assert "a text-classification run cannot neighbors" in refused("neighbors", run, "cow")
+    assert "there is no such run" in refused("neighbors", tmp_path / "nosuch", "cow")
+    assert "Unknown command" in refused("neighbor", run, "cow")
 
 
 def test_an_empty_text_has_no_label(refused: Refused, run: Path) -> None:

@@ -67,15 +67,15 @@ def test_it_agrees_with_the_plan_of_a_training(style: str, call: Call, rhyme: Pa
 def test_a_model_that_this_machine_could_never_hold(call: Call) -> None:
     """GPT-3, on machines that hold it and on some that do not."""
     sizes = ["--style", "chapter", "--width", "12288", "--depth", "96", "--heads", "96", "--context", "2048"]
-    sizes += ["--vocab", "50257", "--optimizer", "adamw"]
+    sizes += ["--vocab-size", "50257", "--optimizer", "adamw"]
     machines = ["--hardware", "h200", "--count", "1024", "--batch", "1536", "--tokens", "300e9"]
     answer = call("plan", *sizes, *machines)
     assert answer.code == 0, answer.err
     assert "175,217,149,009 parameters" in answer.out
     assert "3.19e+23 FLOPs" in answer.out
     rows = [line for line in answer.out.splitlines() if "h200  " in line]
-    assert rows[0].endswith("no: --parallel sharded --checkpointing, over 64 of them, 1 sample at a time")
-    assert rows[4].endswith("no: --checkpointing")
+    assert rows[0].endswith("no: --parallel sharded --activation-checkpointing, over 64 of them, 1 sample at a time")
+    assert rows[4].endswith("no: --activation-checkpointing")
     assert rows[5].endswith("yes")
     assert "this machine" not in answer.out
     here = call("plan", *sizes, "--hardware", "this", "--json")

@@ -18,7 +18,7 @@ from tiny_cli import TINY
 import tokenloom
 
 COMMAND = (sys.executable, "-m", "tokenloom")
-LONG = ("--steps", "100000", "--evaluate-every", "20")
+LONG = ("--steps", "100000", "--eval-every", "20")
 
 
 def test_help_is_quick_and_imports_nothing_heavy(environment: dict[str, str]) -> None:
@@ -103,13 +103,13 @@ def test_ctrl_c_twice_stops_now(rhyme: Path, tmp_path: Path, environment: dict[s
 from tokenloom.training.loop import Trainer
 usual = Trainer.step
 def step(self, number, steps):
-    if number == 4 and self.settings.optimizer.rate:
+    if number == 4 and self.settings.optimizer.lr:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
     return usual(self, number, steps)
 Trainer.step = step
 """
-    words = ["train", str(rhyme), *TINY, "--steps", "9", "--evaluate-every", "2", "--out", str(out), "--quiet"]
+    words = ["train", str(rhyme), *TINY, "--steps", "9", "--eval-every", "2", "--out", str(out), "--quiet"]
     done = with_signals(twice_in_step_5, words, environment)
     assert done.returncode == 130
     assert done.stdout == ""
@@ -208,5 +208,5 @@ def test_a_terminal_gets_a_progress_bar(rhyme: Path, tmp_path: Path, environment
     assert process.stdout is not None
     assert b"\x1b" not in process.stdout.read()
     told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(pieces).decode())
-    assert re.search(r"━.*\d+/200 loss \d\.\d{4}.*tokenizers/s  left \d:\d\d", told)
+    assert re.search(r"━.*\d+/200 loss \d\.\d{4}.*tokens/s  left \d:\d\d", told)
     assert re.search(r" 20/200  loss \d", told)

@@ -21,7 +21,7 @@ from tiny_cli import RHYME, TINY, Call, Refused
 
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.tasks.text_generation import TextGeneration
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 
 NAMES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
@@ -34,7 +34,7 @@ def saved(rhyme: Path, tmp_path_factory: pytest.TempPathFactory, quick_plans: No
     out = tmp_path_factory.mktemp("saved") / "run"
     words = {name.removeprefix("--"): value for name, value in zip(TINY[::2], TINY[1::2], strict=True)}
     settings: dict[str, Any] = {k: int(v) if v.isdecimal() else v for k, v in words.items()}
-    fitting = tokenloom.fit(rhyme, out=out, steps=8, evaluate_every=8, save_every=3, **settings)
+    fitting = tokenloom.fit(rhyme, out=out, steps=8, eval_every=8, save_every=3, **settings)
     for event in fitting:
         if type(event).__name__ == "Saved" and event.step == 6:  # type: ignore[attr-defined]
             break
@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_says_so(refused: Refu
     assert "holds no checkpoint to go on from; --overwrite starts anew" in line
 
 
-def test_a_run_without_its_tokeniser_or_with_another_is_not_resumed(
+def test_a_run_without_its_tokenizer_or_with_another_is_not_resumed(
     call: Call, refused: Refused, copy: Path, tmp_path: Path
 ) -> None:
     """Another: trained on a text with one more letter."""
@@ -96,7 +96,7 @@ def test_a_run_without_its_tokeniser_or_with_another_is_not_resumed(
     other.write_text(RHYME * 20 + "X", "utf-8")
     assert call("train", other, *TINY, "--steps", "1", "--out", tmp_path / "other", "-q").code == 0
     shutil.copy(tmp_path / "other" / "tokenizer.json", file)
-    assert f"{file}: not the tokeniser" in refused("train", "--resume", "--out", copy, "-q")
+    assert f"{file}: not the tokenizer" in refused("train", "--resume", "--out", copy, "-q")
     file.unlink()
     assert "tokenizer.json" in refused("train", "--resume", "--out", copy, "-q")
 
@@ -131,11 +131,11 @@ def test_weights_that_do_not_fit_are_refused_with_the_first_difference(
         assert str(file) in line
 
 
-def ignoring(monkeypatch: pytest.MonkeyPatch, which: Callable[[Moment], bool]) -> None:
+def ignoring(monkeypatch: pytest.MonkeyPatch, which: Callable[[BatchContext], bool]) -> None:
     """Batches of some moments ask for nothing."""
     usual = TextGeneration.collate
 
-    def collate(self: TextGeneration, samples: Any, moment: Moment) -> Batch:
+    def collate(self: TextGeneration, samples: Any, moment: BatchContext) -> Batch:
         batch = usual(self, samples, moment)
         if which(moment):
             batch.targets["loss"] = torch.full_like(batch.targets["loss"], IGNORE)
@@ -173,7 +173,7 @@ def test_part_of_a_step_may_be_without_labels(
     """One of two micro-batches: counted as no targets, and the loss is a number."""
     seen: list[int] = []
 
-    def every_other(moment: Moment) -> bool:
+    def every_other(moment: BatchContext) -> bool:
         seen.append(moment.step)
         return moment.training and len(seen) % 2 == 0
 
@@ -186,12 +186,12 @@ def test_part_of_a_step_may_be_without_labels(
 
 def test_how_often_to_save_is_an_option(call: Call, refused: Refused, rhyme: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ("--steps", "7", "--evaluate-every", "7", "--save-every", "3", "--keep", "5", "--out", out, "--json")
+    words = ("--steps", "7", "--eval-every", "7", "--save-every", "3", "--keep", "5", "--out", out, "--json")
     answer = call("train", rhyme, *TINY, *words)
     assert answer.code == 0, answer.err
     assert answer.json["settings"]["save_every"] == 3
     assert sorted(path.name[-1] for path in (out / "checkpoints").iterdir()) == ["3", "6", "7"]
     assert "--save-every 0: must be at least 1" in refused("train", rhyme, *TINY, "--save-every", "0", "-q")
     derived = call("train", rhyme, *TINY, "--steps", "4", "--out", tmp_path / "derived", "-q", "--json")
-    assert derived.json["settings"]["save_every"] == derived.json["settings"]["evaluate_every"]
+    assert derived.json["settings"]["save_every"] == derived.json["settings"]["eval_every"]
     assert not list(tmp_path.rglob(".tokenloom-*")), "the trial save leaves nothing"

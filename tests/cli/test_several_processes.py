@@ -46,7 +46,7 @@ def same_losses(run: Path, other: Path) -> bool:
 
 
 def test_a_killed_worker_is_restarted_and_goes_on_from_the_last_checkpoint(rhyme: Path, tmp_path: Path) -> None:
-    steps = ("--steps", "120", "--evaluate-every", "20")
+    steps = ("--steps", "120", "--eval-every", "20")
     before = ("--standalone", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1")
     agent = torchrun("train", str(rhyme), *WORDS, *steps, "--out", "killed", cwd=tmp_path, before=before)
     checkpoints = tmp_path / "killed" / "checkpoints"
@@ -62,7 +62,7 @@ def test_a_killed_worker_is_restarted_and_goes_on_from_the_last_checkpoint(rhyme
     assert re.search(r"exitcode: -9\) local_rank: 1", told)
     result = json.loads(printed.splitlines()[-1])
     assert (result["steps"], result["reason"]) == (120, "steps")
-    tokenloom.train(rhyme, out=tmp_path / "straight", steps=120, evaluate_every=20, **PLAIN)
+    tokenloom.train(rhyme, out=tmp_path / "straight", steps=120, eval_every=20, **PLAIN)
     assert same_losses(tmp_path / "killed", tmp_path / "straight")
 
 
@@ -79,7 +79,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(rhyme: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_a_single_process_goes_on(rhyme: Path, tmp_path: Path) -> None:
-    words = (*TINY, "--steps", "100000", "--evaluate-every", "50", "--parallel", "sharded", "--quiet")
+    words = (*TINY, "--steps", "100000", "--eval-every", "50", "--parallel", "sharded", "--quiet")
     agent = torchrun("train", str(rhyme), *words, "--out", "stopped", cwd=tmp_path)
     checkpoints = tmp_path / "stopped" / "checkpoints"
     for _ in range(6000):
@@ -149,7 +149,7 @@ def hosts() -> Iterator[list[list[str]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["data", "sharded"])
 def test_two_hosts_are_one_process(hosts: list[list[str]], mode: str, rhyme: Path, tmp_path: Path) -> None:
-    words = [*WORDS, "--steps", "12", "--evaluate-every", "4"]
+    words = [*WORDS, "--steps", "12", "--eval-every", "4"]
     processes = []
     for rank, host in enumerate(hosts):
         where = ["--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1"]
@@ -169,5 +169,5 @@ def test_two_hosts_are_one_process(hosts: list[list[str]], mode: str, rhyme: Pat
     first, second = (finished(process) for process in processes)
     assert json.loads(first[0])["steps"] == 12
     assert second[0] == "", "the first of all processes prints"
-    tokenloom.train(rhyme, out=tmp_path / "one", steps=12, evaluate_every=4, **PLAIN)
+    tokenloom.train(rhyme, out=tmp_path / "one", steps=12, eval_every=4, **PLAIN)
     assert same_losses(tmp_path / "two", tmp_path / "one")

@@ -23,12 +23,12 @@ def numbers(text: str) -> list[int]:
 
 def test_what_is_printed(call: Call, rhyme: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    answer = call("train", rhyme, *TINY, "--steps", "20", "--evaluate-every", "5", "--out", out)
+    answer = call("train", rhyme, *TINY, "--steps", "20", "--eval-every", "5", "--out", out)
     assert answer.code == 0
     report = answer.err.splitlines()
     labels = [line.split(":")[0] for line in report if re.match(r"[a-z ]+: ", line)]
     assert labels[:2] == ["task", "data"]
-    for label in ("training", "validation", "split", "tokens", "tokeniser", "model", "memory", "machine", "plan"):
+    for label in ("training", "validation", "split", "tokens", "tokenizer", "model", "memory", "machine", "plan"):
         assert label in labels
     assert len({re.match(r"[a-z ]+: +", line).end() for line in report if line.startswith(tuple(labels))}) == 1  # type: ignore[union-attr]
     steps = [line for line in report if re.match(r" *\d+/20  loss ", line)]
@@ -36,7 +36,7 @@ def test_what_is_printed(call: Call, rhyme: Path, tmp_path: Path) -> None:
     assert [numbers(line)[:2] for line in steps] == [[step, 20] for step in (5, 10, 15, 20)]
     assert "to beat:    " in answer.err
     assert "order-6 Kneser–Ney n-gram" in answer.err
-    assert "\x1b" not in answer.err + answer.out, "no colours and no bars where there is no terminal"
+    assert "\x1b" not in answer.err + answer.out, "no colors and no bars where there is no terminal"
     result = answer.out.splitlines()
     assert result[0].startswith("loss: ")
     assert result[0].endswith("nats a token (95 % interval)")
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_run(call: Call, rhyme: Path, tmp_path: Pat
 def test_a_dry_run_shows_the_plan_and_leaves_nothing(call: Call, rhyme: Path, elsewhere: Path) -> None:
     answer = call("train", rhyme, *TINY, "--steps", "500", "--dry-run", "--json")
     assert answer.code == 0
-    for part in ("parameters", "FLOPs", "memory:", "tokenizers/s measured", "plan:       500 steps of", "about 0:"):
+    for part in ("parameters", "FLOPs", "memory:", "tokens/s measured", "plan:       500 steps of", "about 0:"):
         assert part in answer.err
     assert "nothing was trained" in answer.out
     assert answer.json["out"] is None
@@ -182,7 +182,7 @@ def test_a_file_whose_name_is_no_unicode(call: Call, elsewhere: Path) -> None:
 
 def test_resume_goes_on_where_it_stopped(call: Call, rhyme: Path, tmp_path: Path) -> None:
     straight, halves = tmp_path / "straight", tmp_path / "halves"
-    settings = {**SETTINGS, "schedule": "cosine", "warmup": 2, "evaluate_every": 4, "steps": 8}
+    settings = {**SETTINGS, "schedule": "cosine", "warmup": 2, "eval_every": 4, "steps": 8}
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     whole = call("train", rhyme, *words, "--out", straight, "-q", "--json").json
     fitting = tokenloom.fit(rhyme, out=halves, **settings)
@@ -222,11 +222,11 @@ def test_resume_needs_a_run_and_its_own_settings(refused: Refused, run: Path, rh
 
 
 def test_a_rate_that_is_too_high_breaks_down_in_one_line(call: Call, rhyme: Path, tmp_path: Path) -> None:
-    rates = ("--rate", "1e9", "--matrix-rate", "1e9", "--clip", "0")
+    rates = ("--lr", "1e9", "--muon-lr", "1e9", "--clip", "0")
     answer = call("train", rhyme, *TINY, "--steps", "60", *rates, "--out", tmp_path / "run", "-q")
     assert answer.code == 1
     assert answer.out == ""
-    assert re.fullmatch(r"tokenloom: step \d+: .*a lower --rate or --matrix-rate may help.*\n", answer.err)
+    assert re.fullmatch(r"tokenloom: step \d+: .*a lower --lr or --muon-lr may help.*\n", answer.err)
 
 
 def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
@@ -235,14 +235,14 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
     usual = Trainer.step
 
     def step(self: Trainer, number: int, of: int) -> Any:
-        if number == 5 and self.settings.optimizer.rate:
+        if number == 5 and self.settings.optimizer.lr:
             with torch.no_grad():
                 self.parameters[0][0, 0] = torch.nan
         return usual(self, number, of)
 
     monkeypatch.setattr(Trainer, "step", step)
     out = tmp_path / "run"
-    answer = call("train", rhyme, *TINY, "--steps", "9", "--evaluate-every", "2", "--out", out, "-q")
+    answer = call("train", rhyme, *TINY, "--steps", "9", "--eval-every", "2", "--out", out, "-q")
     assert answer.code == 1
     assert answer.out == ""
     assert re.fullmatch(rf"tokenloom: step 6: .* nan.*; the checkpoint of step 4 is kept in {out}\n", answer.err)
@@ -276,7 +276,7 @@ def test_a_task_from_a_file(call: Call, refused: Refused, tmp_path: Path) -> Non
 def test_the_help_of_train_names_every_setting(call: Call) -> None:
     answer = call("train", "--help")
     assert answer.code == 0
-    for flag in ("--size", "--window", "--minutes", "--matrix-rate", "--task", "--resume", "--json", "--quiet"):
+    for flag in ("--size", "--window", "--minutes", "--muon-lr", "--task", "--resume", "--json", "--quiet"):
         assert flag in answer.out
 
 
@@ -303,7 +303,7 @@ def test_tensorboard_gets_losses_and_metrics(
     module.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     out = tmp_path / "run"
-    answer = call("train", rhyme, *TINY, "--steps", "4", "--evaluate-every", "2", "--tensorboard", "--out", out, "-q")
+    answer = call("train", rhyme, *TINY, "--steps", "4", "--eval-every", "2", "--tensorboard", "--out", out, "-q")
     assert answer.code == 0
     assert folders == [str(out / "tensorboard")]
     steps = [step for name, _, step in written if name == "training/loss"]

@@ -18,21 +18,21 @@ import tokenloom
         (["--widht", "3"], ["--widht", "--width"]),
         (["--width", "abc"], ["--width", "abc"]),
         (["--width"], ["--width"]),
-        (["--rate", "fast"], ["--rate", "fast"]),
+        (["--lr", "fast"], ["--lr", "fast"]),
         (["--style", "modrn"], ["--style", "modrn", "modern"]),
         (["--steps", "0"], ["--steps 0", "at least 1"]),
         (["--steps", "2.5"], ["--steps", "2.5"]),
         (["--steps", "many"], ["--steps", "many"]),
         (["--steps", "-3"], ["--steps -3", "at least 1"]),
         (["--batch", "0"], ["--batch 0"]),
-        (["--rate", "-1"], ["--rate -1"]),
-        (["--rate", "nan"], ["--rate nan"]),
-        (["--holdout", "2"], ["--holdout 2"]),
-        (["--holdout", "nan"], ["--holdout nan"]),
+        (["--lr", "-1"], ["--lr -1"]),
+        (["--lr", "nan"], ["--lr nan"]),
+        (["--val-fraction", "2"], ["--val-fraction 2"]),
+        (["--val-fraction", "nan"], ["--val-fraction nan"]),
         (["--dropout", "1"], ["--dropout 1"]),
         (["--size", "hugh"], ["--size hugh", "nano", "large"]),
         (["--tokenizer", "bytebpe"], ["bytebpe", "byte-bpe"]),
-        (["--tokenizer", "characters", "--vocab", "100"], ["100", "characters"]),
+        (["--tokenizer", "characters", "--vocab-size", "100"], ["100", "characters"]),
         (["--width", "15", "--heads", "2"], ["--width 15", "--heads 2"]),
         (["--width", "6", "--heads", "2"], ["--width", "--heads", "even"]),
         (["--width", "16", "--heads", "4", "--kv-heads", "3"], ["4 heads", "--kv-heads"]),
@@ -80,7 +80,7 @@ def test_data_that_cannot_be(words: list[str], parts: list[str], refused: Refuse
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["--optimizer", "muon"], ["--matrix-rate", "0.1"], ["--checkpointing"]])
+@pytest.mark.parametrize("words", [["--optimizer", "muon"], ["--muon-lr", "0.1"], ["--activation-checkpointing"]])
 def test_settings_of_transformers_are_refused_for_recurrent_networks(
     words: list[str], call: Call, rhyme: Path, elsewhere: Path
 ) -> None:
@@ -128,12 +128,12 @@ def test_settings_from_a_file_with_flags_on_top(call: Call, rhyme: Path, tmp_pat
     settings = answer.json["settings"]
     assert (settings["steps"], settings["width"], settings["seed"]) == (3, 16, 3)
     yaml.write_text(
-        f"data: {rhyme}\nminutes: 5\nmodel: {{size: nano, context: 16, width: 16, depth: 1, heads: 2}}\nrate: 3e-3\n"
+        f"data: {rhyme}\nminutes: 5\nmodel: {{size: nano, context: 16, width: 16, depth: 1, heads: 2}}\nlr: 3e-3\n"
         f"out: {tmp_path / 'from-yaml'}\nthreads: 1\n",
         "utf-8",
     )
     answer = call("train", "--config", yaml, "--steps", "2", "-q", "--json")
-    assert answer.json["settings"]["rate"] == 0.003
+    assert answer.json["settings"]["lr"] == 0.003
     assert answer.json["steps"] == 2, "how long a flag says, not how long the file says"
 
 
@@ -168,7 +168,7 @@ def test_config_files_that_cannot_be(
 def options_of(trap: TextTrap) -> list[str]:
     given = ["--encoding", trap.encoding, "--steps", "2", "--depth", "1", "--width", "16", "--heads", "2"]
     given += ["--context", str(trap.context)] if trap.context else []
-    given += ["--vocab", str(trap.vocab)] if trap.vocab else []
+    given += ["--vocab-size", str(trap.vocab_size)] if trap.vocab_size else []
     return [*given, "--threads", "1", "--device", "cpu"]
 
 
@@ -202,7 +202,7 @@ def test_a_short_text_gets_a_shorter_context_and_says_so(size: str, call: Call, 
 def test_merges_that_stop_early_are_announced(call: Call, tmp_path: Path) -> None:
     text = tmp_path / "hundred.txt"
     text.write_text("to be or no" * 9 + "t", "utf-8")
-    answer = call("train", text, "--vocab", "5000", "--steps", "2", "--threads", "1", "--out", tmp_path / "run")
+    answer = call("train", text, "--vocab-size", "5000", "--steps", "2", "--threads", "1", "--out", tmp_path / "run")
     assert answer.code == 0
     note = next(line for line in answer.err.splitlines() if line.startswith("note:"))
     assert "merges" in note

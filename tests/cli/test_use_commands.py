@@ -308,11 +308,11 @@ def test_info_of_a_task_needs_no_data(call: Call, refused: Refused, elsewhere: P
         for size in ("nano", "tiny", "small", "medium", "large")
     ]
     assert sizes == sorted(set(sizes))
-    result = call("info", "text-generation", "--size", "nano", "--vocab", "70000", "--width", "32", "--json").json
-    assert result["model"]["vocab"] == 70000
+    result = call("info", "text-generation", "--size", "nano", "--vocab-size", "70000", "--width", "32", "--json").json
+    assert result["model"]["vocab_size"] == 70000
     assert result["model"]["width"] == 32
     assert result["weight_bytes"] == 4 * result["parameters"]
-    assert "MB" in call("info", "text-generation", "--size", "nano", "--vocab", "70000").out
+    assert "MB" in call("info", "text-generation", "--size", "nano", "--vocab-size", "70000").out
     assert "text-generation" in refused("info", "text-generatoin")
     assert "--widht" in refused("info", "text-generation", "--widht", "3")
     assert "no such run" in refused("info", "runs/none")

@@ -12,8 +12,8 @@ def picture() -> torch.Tensor:
 def draws(**values: float) -> Draws:
     names = ["turn", "size", "right", "down", "mirror"]
     affine = np.array([[values.get(name, 0.0) for name in names]], np.float32)
-    colour = np.array([[values.get("brightness", 0.0), values.get("contrast", 0.0), 0.0]], np.float32)
-    return Draws(affine, np.zeros((1, 2, 6, 6), np.float32), colour)
+    color = np.array([[values.get("brightness", 0.0), values.get("contrast", 0.0), 0.0]], np.float32)
+    return Draws(affine, np.zeros((1, 2, 6, 6), np.float32), color)
 
 
 def test_without_draws_nothing_changes() -> None:
@@ -56,7 +56,7 @@ def test_a_turn_keeps_lengths_in_pictures_that_are_no_squares() -> None:
 
 def test_brightness_by_hand() -> None:
     X = torch.full((1, 1, 2, 2), 100.0)
-    brighter = augment(X, Augmentation(colour=0.2), draws(brightness=1.0, contrast=1.0))
+    brighter = augment(X, Augmentation(color=0.2), draws(brightness=1.0, contrast=1.0))
     torch.testing.assert_close(brighter, torch.full((1, 1, 2, 2), 100 + 255 * 0.2 / 2))
 
 

@@ -4,8 +4,8 @@ import pytest
 from needs import lacking
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.sets.verses import plain
 from tokenloom.data.pairs import PairData, split_pairs
+from tokenloom.data.sets.verses import plain
 from tokenloom.errors import UserError
 
 

@@ -2,9 +2,9 @@ import time
 from pathlib import Path
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.sets.shakespeare import speeches
 from tokenloom.data.documents import TextData
 from tokenloom.data.download import cached
+from tokenloom.data.sets.shakespeare import speeches
 from tokenloom.data.split import split
 
 PLAY = """# A Play

@@ -50,7 +50,7 @@ def shelves(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Shelf, Shelf,
     """A data set `fables` with two ways: one of two files, and one file instead of them."""
     first, second, other = Shelf("one.txt", b"one"), Shelf("two.txt", b"two"), Shelf("both.txt", b"one two")
     ways = ((first, second), (other,))
-    fables = Recipe("fables", "two fables", "CC0-1.0", joined, ways, holdout="tail")
+    fables = Recipe("fables", "two fables", "CC0-1.0", joined, ways, val_fraction="tail")
     known = {"fables": fables, "python-docs": recipes.find("python-docs")}
     monkeypatch.setattr(recipes, "_recipes", lambda: known)
     return first, second, other
@@ -60,7 +60,7 @@ def test_fetched_once_and_used_without_a_network_afterwards(shelves: tuple[Shelf
     first, second, other = shelves
     data = recipes.load("fables", progress=False)
     assert [document.text for document in data.documents] == ["one", "two"]
-    assert (data.name, data.licence, data.holdout) == ("fables", "CC0-1.0", "tail")
+    assert (data.name, data.license, data.val_fraction) == ("fables", "CC0-1.0", "tail")
     for shelf in shelves:
         shelf.reachable = False
     assert recipes.load("fables") == data
@@ -113,12 +113,12 @@ def test_a_damaged_file_is_named_and_fetched_again(
 
 
 def test_the_catalogue(shelves: tuple[Shelf, ...]) -> None:
-    fables, docs = recipes.catalogue()
+    fables, docs = recipes.catalog()
     assert (fables.name, fables.cached, fables.size) == ("fables", False, 6)
     assert fables.origin == "the shelf of one.txt + the shelf of two.txt"
     assert (docs.name, docs.cached, docs.size, docs.origin) == ("python-docs", True, None, "comes with Python")
     recipes.get("fables")
-    assert recipes.catalogue()[0].cached
+    assert recipes.catalog()[0].cached
 
 
 def test_a_copy_of_ones_own(shelves: tuple[Shelf, ...], tmp_path: Path, cache: Path) -> None:
@@ -169,7 +169,7 @@ def test_the_list_of_built_in_data_sets_is_sound() -> None:
         recipe = recipes.find(name)
         assert recipe.name == name
         assert recipe.what
-        assert recipe.licence
+        assert recipe.license
         for source in (source for way in recipe.ways for source in way):
             # One name in the cache, one file.
             assert hashes.setdefault(source.file, source.sha256) == source.sha256

@@ -18,7 +18,7 @@ def a_split() -> Split:
             ("z", "hidden"),
         ],
         notes=["a guess"],
-        licence="CC0-1.0",
+        license="CC0-1.0",
     )
     validation = TextData([Document("d", "two\u2003ß ßx")], True, name="tales")
     return Split(training, validation, "by hand", ["a remark"])

@@ -1,4 +1,4 @@
-"""200 MB of text: tokenised on both cores in less than 1 GB, and trained on within seconds."""
+"""200 MB of text: tokenized on both cores in less than 1 GB, and trained on within seconds."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def peak_of(process: "subprocess.Popen[str]") -> int:
 def test_two_hundred_megabytes(kind: str, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
     began = time.perf_counter()
-    words = ["-m", "tokenloom", "data", "tokenise", str(corpus), "--out", str(out), "--tokenizer", kind, "--json"]
+    words = ["-m", "tokenloom", "data", "tokenize", str(corpus), "--out", str(out), "--tokenizer", kind, "--json"]
     process = python(*words, "--workers", "2")
     peak = peak_of(process)
     seconds = time.perf_counter() - began
@@ -82,8 +82,8 @@ def test_two_hundred_megabytes(kind: str, corpus: Path, tmp_path: Path) -> None:
     made = json.loads(process.stdout.read().splitlines()[-1])
     assert process.returncode == 0
     assert made["training"]["bytes"] + made["validation"]["bytes"] >= SIZE
-    rate = SIZE / seconds / 1e6
-    print(f"\n{kind}: tokenised in {seconds:.1f} s, {rate:.1f} MB/s, at most {peak:,} MB in all processes")
+    lr = SIZE / seconds / 1e6
+    print(f"\n{kind}: tokenized in {seconds:.1f} s, {lr:.1f} MB/s, at most {peak:,} MB in all processes")
     assert peak < 1000
     began = time.perf_counter()
     python("-c", "import torch").wait()
@@ -99,9 +99,9 @@ def test_two_hundred_megabytes(kind: str, corpus: Path, tmp_path: Path) -> None:
 CHILD = """
 import sys
 from tokenloom.runs.session import begin
-from tokenloom.training.events import Stepped
+from tokenloom.training.events import StepFinished
 for event in begin(sys.argv[1], size="nano", steps=1000, threads=1, out=sys.argv[2], overwrite=True):
-    if isinstance(event, Stepped):
+    if isinstance(event, StepFinished):
         print(event.step, flush=True)
         if event.step == 40:
             break

@@ -169,12 +169,12 @@ def test_one_source_alone_cannot_be_split() -> None:
 
 
 def test_pairs_are_texts_too() -> None:
-    data = PairData([Pair("a", "x", "y")], name="d", licence="free")
+    data = PairData([Pair("a", "x", "y")], name="d", license="free")
     assert [(d.id, d.text) for d in data.as_text().documents] == [("a", "x\ny\n")]
-    assert data.as_text().licence == "free"
+    assert data.as_text().license == "free"
 
 
-def test_tables_of_pairs_are_recognised_and_others_are_not(tmp_path: Path) -> None:
+def test_tables_of_pairs_are_recognized_and_others_are_not(tmp_path: Path) -> None:
     assert looks_like_pairs(write(tmp_path / "a.csv", "source,target\na,b\n"))
     assert looks_like_pairs(write(tmp_path / "a.jsonl", '{"en": "a", "fr": "b"}\n'))
     for name, content in (("b.csv", "text,label\na,b\n"), ("b.jsonl", '{"text": "a"}\n'), ("b.txt", "source,target\n")):

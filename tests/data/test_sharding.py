@@ -1,4 +1,4 @@
-"""Tokenising can be interrupted at any instant, and what comes out depends on text and settings alone."""
+"""Tokenizing can be interrupted at any instant, and what comes out depends on text and settings alone."""
 
 import json
 import os
@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from sharded import content, folder_of, in_memory, make, prose
 
-from tokenloom.data.pretokenized import workers as crew
 from tokenloom.data.pretokenized import build as sharding
-from tokenloom.data.pretokenized.build import Wish, tokenise
-from tokenloom.data.pretokenized.shards import Tokenised, open_tokenised
+from tokenloom.data.pretokenized import workers as crew
+from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
+from tokenloom.data.pretokenized.shards import PretokenizedCorpus, open_pretokenized
 from tokenloom.errors import UserError
 
 # Two megabytes, in documents from a few bytes to a third of it all.
 SIZES = [300_000, 5, 40_000, 600_000, 900, 120_000, 80_000, 250_000, 10, 150_000, 400_000, 2000]
-WISH = Wish(tokenizer="byte-bpe", vocab=600, shard=100_000)
+WISH = TokenizationRequest(tokenizer="byte-bpe", vocab_size=600, shard=100_000)
 
 
 @pytest.fixture(scope="module")
@@ -35,30 +35,30 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def straight(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that comes out when nothing happens."""
     out = tmp_path_factory.mktemp("straight") / "out"
-    tokenise(text, out, WISH, workers=2)
+    tokenize(text, out, WISH, workers=2)
     return out
 
 
 def test_two_megabytes_with_two_workers_are_as_in_memory(text: Path, straight: Path) -> None:
     tokenizer, ids = in_memory(text, "byte-bpe", 600)
-    tokenised = open_tokenised(straight)
-    assert tokenised is not None
-    assert tokenised.tokenizer().fingerprint() == tokenizer.fingerprint()
+    tokenized = open_pretokenized(straight)
+    assert tokenized is not None
+    assert tokenized.tokenizer().fingerprint() == tokenizer.fingerprint()
     for part, expected in ids.items():
-        assert np.array_equal(tokenised.ids(part)[:], expected)
-    assert len(tokenised.shards("training")) >= 8
+        assert np.array_equal(tokenized.ids(part)[:], expected)
+    assert len(tokenized.shards("training")) >= 8
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_workers_makes_no_difference(workers: int, text: Path, straight: Path, tmp_path: Path) -> None:
-    tokenise(text, tmp_path / "out", WISH, workers=workers)
+    tokenize(text, tmp_path / "out", WISH, workers=workers)
     assert content(tmp_path / "out") == content(straight)
 
 
 CHILD = """
 import sys
-from tokenloom.data.pretokenized.build import Wish, tokenise
-tokenise(sys.argv[1], sys.argv[2], Wish(tokenizer="byte-bpe", vocab=600, shard=100_000), workers=2)
+from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
+tokenize(sys.argv[1], sys.argv[2], TokenizationRequest(tokenizer="byte-bpe", vocab_size=600, shard=100_000), workers=2)
 """
 
 
@@ -86,10 +86,10 @@ def test_a_kill_leaves_what_the_same_command_goes_on_with(
     time.sleep(draw.random() * 0.05)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    with pytest.raises(UserError, match="not finished; the same tokenloom data tokenise command goes on"):
-        open_tokenised(out)
+    with pytest.raises(UserError, match="not finished; the same tokenloom data tokenize command goes on"):
+        open_pretokenized(out)
     told: list[str] = []
-    tokenise(text, out, WISH, workers=1, tell=told.append)
+    tokenize(text, out, WISH, workers=1, tell=told.append)
     assert content(out) == content(straight)
     kept = int(told[0].split()[1])
     assert 1 <= kept < 11
@@ -99,12 +99,12 @@ def test_a_kill_leaves_what_the_same_command_goes_on_with(
 def unfinished(text: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder all of whose shards are made, but that has no manifest."""
     with monkeypatch.context() as patch:
-        patch.setattr(sharding.Workplace, "finish", fail)
+        patch.setattr(sharding.OutputFolder, "finish", fail)
         with pytest.raises(RuntimeError):
-            tokenise(text, out, WISH, workers=2)
+            tokenize(text, out, WISH, workers=2)
 
 
-def fail(*_: Any) -> Tokenised:
+def fail(*_: Any) -> PretokenizedCorpus:
     raise RuntimeError
 
 
@@ -127,15 +127,15 @@ def test_finished_shards_are_verified_and_the_rest_is_made_again(
     (out / "tokenizer.json").write_text("{")
     (out / ".training-00007.ids.123.part").write_text("left by a kill")
     asked: list[str] = []
-    submit = crew.Crew.submit
+    submit = crew.WorkerPool.submit
 
-    def watched(self: crew.Crew, job: crew.Job, advance: crew.Advance) -> Any:
+    def track_progress(self: crew.WorkerPool, job: crew.Job, advance: crew.Advance) -> Any:
         asked.append(job.name)
         return submit(self, job, advance)
 
-    monkeypatch.setattr(crew.Crew, "submit", watched)
+    monkeypatch.setattr(crew.WorkerPool, "submit", track_progress)
     told: list[str] = []
-    tokenise(text, out, WISH, workers=2, tell=told.append)
+    tokenize(text, out, WISH, workers=2, tell=told.append)
     assert sorted(asked) == [f"training-0000{n}" for n in range(1, 7)]
     assert told == [f"kept {total - 6} of {total} shards, which were finished and whole"]
     assert content(out) == content(straight)
@@ -149,19 +149,23 @@ def test_unfinished_work_of_another_kind_is_not_gone_on_with(
     before = content(out)
     other = folder_of(tmp_path / "other", [5000] * 8)
     for source, wish, match in (
-        (text, Wish(tokenizer="byte-bpe", vocab=700, shard=100_000), "--vocab was 600"),
-        (text, Wish(tokenizer="byte-bpe", vocab=600, holdout=0.2, shard=100_000), "--holdout was None"),
+        (text, TokenizationRequest(tokenizer="byte-bpe", vocab_size=700, shard=100_000), "--vocab-size was 600"),
+        (
+            text,
+            TokenizationRequest(tokenizer="byte-bpe", vocab_size=600, val_fraction=0.2, shard=100_000),
+            "--val-fraction was None",
+        ),
         (other, WISH, "the text is another"),
     ):
         with pytest.raises(UserError, match=f"{match}.*--overwrite starts anew"):
-            tokenise(source, out, wish, workers=1)
+            tokenize(source, out, wish, workers=1)
         assert content(out) == before
-    tokenise(other, out, WISH, workers=1, overwrite=True)
-    assert open_tokenised(out) is not None
+    tokenize(other, out, WISH, workers=1, overwrite=True)
+    assert open_pretokenized(out) is not None
     (out / "manifest.json").unlink()
     (out / "unfinished.json").write_text('{"kind": "tokenloom tokens"}')
     with pytest.raises(UserError, match=r"unfinished\.json: damaged"):
-        tokenise(other, out, WISH, workers=1)
+        tokenize(other, out, WISH, workers=1)
 
 
 class Killed(BaseException):
@@ -178,7 +182,7 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
         expected[name] = content(make(source, tmp_path / f"{name}-tokens").folder)
     done, last = 0, 1 << 30
 
-    def watched(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def track_progress(operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal done
             done += 1
@@ -189,7 +193,7 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
         return call
 
     for name in ("replace", "unlink"):
-        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+        monkeypatch.setattr(os, name, track_progress(getattr(os, name)))
     outcomes = set()
     for stop in range(1, 100, 3):
         out = tmp_path / f"out{stop}"
@@ -197,14 +201,14 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
         make(first, out)
         done, last = 0, stop
         try:
-            tokenise(second, out, Wish(shard=3000), workers=1, overwrite=True)
+            tokenize(second, out, TokenizationRequest(shard=3000), workers=1, overwrite=True)
         except Killed:
             pass
         else:
             break
         last = 1 << 30
         try:
-            found = open_tokenised(out)
+            found = open_pretokenized(out)
         except UserError as error:
             outcomes.add("not finished" if "not finished" in str(error) else str(error))
             make(second, out)
@@ -213,7 +217,7 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
             found.check()
             outcomes.add("whole")
             assert content(out) in expected.values() or (out / "unfinished.json").is_file()
-            tokenise(second, out, Wish(shard=3000), workers=1, overwrite=True)
+            tokenize(second, out, TokenizationRequest(shard=3000), workers=1, overwrite=True)
         assert content(out) == expected["b"]
     else:
         pytest.fail("it never came to its end")
@@ -224,10 +228,10 @@ def test_a_worker_that_dies_is_told_and_the_rest_stays(
     text: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    submit = crew.Crew.submit
+    submit = crew.WorkerPool.submit
     count = 0
 
-    def deadly(self: crew.Crew, job: crew.Job, advance: crew.Advance) -> Any:
+    def deadly(self: crew.WorkerPool, job: crew.Job, advance: crew.Advance) -> Any:
         nonlocal count
         count += 1
         if count == 5:
@@ -236,11 +240,11 @@ def test_a_worker_that_dies_is_told_and_the_rest_stays(
         return submit(self, job, advance)
 
     with monkeypatch.context() as patch:
-        patch.setattr(crew.Crew, "submit", deadly)
+        patch.setattr(crew.WorkerPool, "submit", deadly)
         with pytest.raises(UserError, match=r"a worker was killed \(signal 9\); the same command goes on"):
-            tokenise(text, out, WISH, workers=2)
+            tokenize(text, out, WISH, workers=2)
     assert not list(out.glob(".*.part"))
-    tokenise(text, out, WISH, workers=2)
+    tokenize(text, out, WISH, workers=2)
     assert content(out) == content(straight)
 
 
@@ -284,8 +288,8 @@ def test_progress_adds_up(text: Path, tmp_path: Path) -> None:
 
         yield advance
 
-    tokenise(text, tmp_path / "out", WISH, workers=2, progress=progress)
-    assert set(seen) == {"reading", "tokenising"}
+    tokenize(text, tmp_path / "out", WISH, workers=2, progress=progress)
+    assert set(seen) == {"reading", "tokenizing"}
     for size, done in seen.values():
         assert size == done == sum(path.stat().st_size for path in text.iterdir())
 
@@ -295,11 +299,11 @@ def test_what_else_is_to_be_kept_is_in_the_manifest(tmp_path: Path) -> None:
     path.write_text(prose(5000), "utf-8")
     seen = []
 
-    def extra(tokenised: Tokenised) -> dict[str, Any]:
-        seen.append(len(tokenised.ids("training")[:]))
+    def extra(tokenized: PretokenizedCorpus) -> dict[str, Any]:
+        seen.append(len(tokenized.ids("training")[:]))
         return {"more": 1}
 
-    made = tokenise(path, tmp_path / "out", Wish(shard=1000), workers=1, extra=extra)
+    made = tokenize(path, tmp_path / "out", TokenizationRequest(shard=1000), workers=1, extra=extra)
     assert made.content["more"] == 1
     assert seen == [made.total("training", "tokens")]
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["more"] == 1
@@ -308,7 +312,9 @@ def test_what_else_is_to_be_kept_is_in_the_manifest(tmp_path: Path) -> None:
 def test_what_fails_before_anything_is_made_stands_in_nobodys_way(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="vocabulary of 3"):
-        make(text, out, tokenizer="byte-bpe", vocab=3)
+        make(text, out, tokenizer="byte-bpe", vocab_size=3)
     with pytest.raises(UserError, match="not finished"):
-        open_tokenised(out)
-    assert make(text, out, tokenizer="byte-bpe", vocab=300, shard=1 << 20).content["tokenizer"]["vocab"] == 301
+        open_pretokenized(out)
+    assert (
+        make(text, out, tokenizer="byte-bpe", vocab_size=300, shard=1 << 20).content["tokenizer"]["vocab_size"] == 301
+    )

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from sharded import content, folder_of, in_memory, make, prose, rows_of
 
-from tokenloom.data.pretokenized import train_tokenizer as learning
 from tokenloom.data.pretokenized import build as sharding
 from tokenloom.data.pretokenized import streaming as streams
+from tokenloom.data.pretokenized import train_tokenizer as learning
+from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
+from tokenloom.data.pretokenized.shards import PretokenizedCorpus, ShardedIds, open_pretokenized, self_hash, width
 from tokenloom.data.samples import TextWindows
-from tokenloom.data.pretokenized.build import Wish, tokenise
-from tokenloom.data.pretokenized.shards import ShardedIds, Tokenised, open_tokenised, self_hash, width
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.training.batches import Batches
@@ -27,12 +27,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenised:
-    return make(folder, tmp_path_factory.mktemp("tokens") / "made", tokenizer="byte-bpe", vocab=300)
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> PretokenizedCorpus:
+    return make(folder, tmp_path_factory.mktemp("tokens") / "made", tokenizer="byte-bpe", vocab_size=300)
 
 
 @pytest.fixture
-def copy(made: Tokenised, tmp_path: Path) -> Path:
+def copy(made: PretokenizedCorpus, tmp_path: Path) -> Path:
     """A folder that may be damaged."""
     root = tmp_path / "copy"
     root.mkdir()
@@ -57,19 +57,19 @@ def test_the_ids_are_those_of_the_text_held_in_memory(
         path.write_text(prose(20_000), "utf-8")
     elif source == "rows":
         path = rows_of(tmp_path / "rows.jsonl", SIZES)
-    vocab = {"words": 20, "bpe": 150, "byte-bpe": 400}.get(kind)
-    tokenizer, ids = in_memory(path, kind, vocab)
-    tokenised = make(path, tmp_path / "out", tokenizer=kind, vocab=vocab)
-    assert tokenised.tokenizer().fingerprint() == tokenizer.fingerprint()
-    assert len(tokenised.shards("training")) > 3
+    vocab_size = {"words": 20, "bpe": 150, "byte-bpe": 400}.get(kind)
+    tokenizer, ids = in_memory(path, kind, vocab_size)
+    tokenized = make(path, tmp_path / "out", tokenizer=kind, vocab_size=vocab_size)
+    assert tokenized.tokenizer().fingerprint() == tokenizer.fingerprint()
+    assert len(tokenized.shards("training")) > 3
     for part, expected in ids.items():
-        assert np.array_equal(tokenised.ids(part)[:], expected)
-        assert tokenised.total(part, "tokens") == len(expected)
-    assert tokenised.check() == sum(len(tokenised.shards(part)) for part in ids)
-    assert len(tokenised.all_ids()) == sum(map(len, ids.values()))
+        assert np.array_equal(tokenized.ids(part)[:], expected)
+        assert tokenized.total(part, "tokens") == len(expected)
+    assert tokenized.check() == sum(len(tokenized.shards(part)) for part in ids)
+    assert len(tokenized.all_ids()) == sum(map(len, ids.values()))
 
 
-def test_starts_say_where_documents_begin(made: Tokenised) -> None:
+def test_starts_say_where_documents_begin(made: PretokenizedCorpus) -> None:
     tokenizer, end = made.tokenizer(), made.tokenizer().specials["end"]
     assert made.borders
     for part in ("training", "validation"):
@@ -82,7 +82,7 @@ def test_starts_say_where_documents_begin(made: Tokenised) -> None:
         assert tokenizer.decode(made.ids("training")[start:stop]) in texts
 
 
-def test_counts_are_those_of_the_text(made: Tokenised, folder: Path) -> None:
+def test_counts_are_those_of_the_text(made: PretokenizedCorpus, folder: Path) -> None:
     raw = [path.read_bytes() for path in folder.iterdir()]
     total = {what: sum(made.total(part, what) for part in ("training", "validation")) for what in COUNTS}
     assert total == {
@@ -102,16 +102,16 @@ def test_more_ids_than_two_bytes_hold_are_stored_wider(tmp_path: Path) -> None:
     every = [chr(code) for code in range(0x4E00, 0x4E00 + 70_000) if not 0xD800 <= code < 0xE000]
     path = tmp_path / "wide.txt"
     path.write_text(" ".join(reversed(every)), "utf-8")
-    tokenised = make(path, tmp_path / "out", tokenizer="characters", shard=100_000)
-    assert tokenised.content["dtype"] == "<u4"
+    tokenized = make(path, tmp_path / "out", tokenizer="characters", shard=100_000)
+    assert tokenized.content["dtype"] == "<u4"
     tokenizer, ids = in_memory(path, "characters")
-    assert tokenizer.vocab > 1 << 16
-    assert np.array_equal(tokenised.ids("training")[:], ids["training"])
-    assert int(tokenised.ids("training")[:].max()) > 65_535
-    assert TextWindows(tokenised.ids("training"), 8).take(np.array([0])).tolist() == [ids["training"][:9].tolist()]
+    assert tokenizer.vocab_size > 1 << 16
+    assert np.array_equal(tokenized.ids("training")[:], ids["training"])
+    assert int(tokenized.ids("training")[:].max()) > 65_535
+    assert TextWindows(tokenized.ids("training"), 8).take(np.array([0])).tolist() == [ids["training"][:9].tolist()]
 
 
-def test_a_large_part_is_sampled_for_its_tokeniser(
+def test_a_large_part_is_sampled_for_its_tokenizer(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learning, "SAMPLE", 4000)
@@ -124,12 +124,12 @@ def test_a_large_part_is_sampled_for_its_tokeniser(
         return real(seen, *more)
 
     monkeypatch.setattr(learning, "choose_tokenizer", choose)
-    tokenised = make(folder, tmp_path / "sampled", tokenizer="byte-bpe", vocab=300)
+    tokenized = make(folder, tmp_path / "sampled", tokenizer="byte-bpe", vocab_size=300)
     assert 3900 <= sum(map(len, seen)) <= 4100
     assert max(map(len, seen)) == 100
     whole = "".join(path.read_text("utf-8") for path in sorted(folder.iterdir()))
     assert all(text in whole for text in seen if len(text) < 100 or text)
-    assert "learnt from 4,000 of" in tokenised.content["tokenizer"]["why"]
+    assert "learned from 4,000 of" in tokenized.content["tokenizer"]["why"]
     characters = make(folder, tmp_path / "characters")
     assert characters.content["tokenizer"]["kind"] == "characters"
     assert set(characters.tokenizer().to_json()["characters"]) == set(whole)
@@ -137,7 +137,7 @@ def test_a_large_part_is_sampled_for_its_tokeniser(
     assert set(asked.tokenizer().to_json()["characters"]) == set(whole)
 
 
-def test_a_given_tokeniser_is_used(made: Tokenised, folder: Path, tmp_path: Path) -> None:
+def test_a_given_tokenizer_is_used(made: PretokenizedCorpus, folder: Path, tmp_path: Path) -> None:
     path = made.folder / "tokenizer.json"
     again = make(folder, tmp_path / "again", tokenizer=str(path))
     assert again.tokenizer().fingerprint() == made.tokenizer().fingerprint()
@@ -147,11 +147,11 @@ def test_a_given_tokeniser_is_used(made: Tokenised, folder: Path, tmp_path: Path
     known = str(small.folder / "tokenizer.json")
     for what, match in (
         ({"tokenizer": known}, "has no token for"),
-        ({"tokenizer": str(path), "vocab": 500}, "--vocab 500"),
+        ({"tokenizer": str(path), "vocab_size": 500}, "--vocab-size 500"),
         ({"tokenizer": str(path), "borders": False}, "--no-borders"),
         ({"tokenizer": "nothing.json"}, "nothing.json"),
         ({"tokenizer": "byte-pbe"}, "did you mean"),
-        ({"tokenizer": "characters", "vocab": 500}, "500"),
+        ({"tokenizer": "characters", "vocab_size": 500}, "500"),
     ):
         with pytest.raises(UserError, match=match):
             make(tmp_path / "snow.txt", tmp_path / "refused", **what)
@@ -161,7 +161,7 @@ def test_a_given_tokeniser_is_used(made: Tokenised, folder: Path, tmp_path: Path
 # Samples over shards.
 
 
-def test_windows_are_those_of_an_array(made: Tokenised) -> None:
+def test_windows_are_those_of_an_array(made: PretokenizedCorpus) -> None:
     ids = made.ids("training")
     array = ids[:]
     for context in (7, 64, 1500):
@@ -191,7 +191,7 @@ class Watched:
         return self.ids.fingerprint()
 
 
-def test_two_processes_read_disjoint_slices_of_each_global_batch(made: Tokenised) -> None:
+def test_two_processes_read_disjoint_slices_of_each_global_batch(made: PretokenizedCorpus) -> None:
     """Each takes its share of a step's keys; together they read every window of an epoch once, and nothing else."""
     context = 16
     runs = [Watched(made.ids("training")) for _ in range(2)]
@@ -215,11 +215,11 @@ def test_two_processes_read_disjoint_slices_of_each_global_batch(made: Tokenised
 
 
 def test_only_shards_that_are_asked_for_are_touched(copy: Path) -> None:
-    tokenised = Tokenised(copy, json.loads((copy / "manifest.json").read_text()))
-    shards = tokenised.shards("training")
+    tokenized = PretokenizedCorpus(copy, json.loads((copy / "manifest.json").read_text()))
+    shards = tokenized.shards("training")
     for shard in shards[1:]:
         (copy / shard.file).unlink()
-    ids = tokenised.ids("training")
+    ids = tokenized.ids("training")
     fingerprint = ids.fingerprint()
     TextWindows(ids, 16).epoch(0, 0)
     assert np.array_equal(ids[:5], ids[np.arange(5)])
@@ -228,7 +228,7 @@ def test_only_shards_that_are_asked_for_are_touched(copy: Path) -> None:
         ids[np.array([shards[0].tokens])]
 
 
-def test_the_fingerprint_is_that_of_the_content(made: Tokenised, folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_is_that_of_the_content(made: PretokenizedCorpus, folder: Path, tmp_path: Path) -> None:
     ids = made.ids("training")
     assert TextWindows(ids, 8).fingerprint() == TextWindows(made.ids("training"), 8).fingerprint()
     assert TextWindows(ids, 8).fingerprint() != TextWindows(ids, 9).fingerprint()
@@ -238,7 +238,7 @@ def test_the_fingerprint_is_that_of_the_content(made: Tokenised, folder: Path, t
     assert other.ids("training").fingerprint() != ids.fingerprint()
 
 
-def test_many_shards_do_not_need_as_many_open_files(made: Tokenised, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shards_do_not_need_as_many_open_files(made: PretokenizedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenloom.data.pretokenized import shards
 
     monkeypatch.setattr(shards, "_OPEN", 2)
@@ -256,11 +256,11 @@ def test_a_cut_or_missing_file_is_refused_by_name_at_once(name: str, copy: Path)
     raw = (copy / name).read_bytes()
     (copy / name).write_bytes(raw[:-2])
     with pytest.raises(UserError, match=f"{name}: has .* bytes and should have") as refused:
-        open_tokenised(copy)
+        open_pretokenized(copy)
     assert "\n" not in str(refused.value)
     (copy / name).unlink()
     with pytest.raises(UserError, match=f"{name}: cannot be read"):
-        open_tokenised(copy)
+        open_pretokenized(copy)
 
 
 def test_an_altered_shard_is_refused_by_name_when_it_is_touched(copy: Path) -> None:
@@ -268,13 +268,13 @@ def test_an_altered_shard_is_refused_by_name_when_it_is_touched(copy: Path) -> N
     raw = bytearray(path.read_bytes())
     raw[100] ^= 1
     path.write_bytes(raw)
-    tokenised = open_tokenised(copy)
-    assert tokenised is not None
-    windows = TextWindows(tokenised.ids("training"), 16)
+    tokenized = open_pretokenized(copy)
+    assert tokenized is not None
+    windows = TextWindows(tokenized.ids("training"), 16)
     with pytest.raises(UserError, match=r"training-00002\.ids: altered"):
         windows.take(windows.epoch(0, 0))
     with pytest.raises(UserError, match=r"training-00002\.ids: altered"):
-        tokenised.check()
+        tokenized.check()
 
 
 @pytest.mark.parametrize(
@@ -291,46 +291,46 @@ def test_an_altered_manifest_is_refused(damage: Any, match: str, copy: Path) -> 
     path = copy / "manifest.json"
     path.write_text(damage(path.read_text()))
     with pytest.raises(UserError, match=f"manifest.json: damaged.*{match}|manifest.json: {match}"):
-        open_tokenised(copy)
+        open_pretokenized(copy)
 
 
-def test_another_format_or_tokeniser_is_refused(copy: Path, folder: Path, tmp_path: Path) -> None:
+def test_another_format_or_tokenizer_is_refused(copy: Path, folder: Path, tmp_path: Path) -> None:
     path = copy / "manifest.json"
     data = json.loads(path.read_text())
     data["format"] = 2
     path.write_text(json.dumps({**data, "sha256": self_hash(data)}))
     with pytest.raises(UserError, match="format 2"):
-        open_tokenised(copy)
+        open_pretokenized(copy)
     data["format"] = 1
     path.write_text(json.dumps({**data, "sha256": self_hash(data)}))
     other = make(folder, tmp_path / "other", tokenizer="characters")
     (copy / "tokenizer.json").write_bytes((other.folder / "tokenizer.json").read_bytes())
-    tokenised = open_tokenised(copy)
-    assert tokenised is not None
-    with pytest.raises(UserError, match="not the tokeniser that made these ids"):
-        tokenised.tokenizer()
+    tokenized = open_pretokenized(copy)
+    assert tokenized is not None
+    with pytest.raises(UserError, match="not the tokenizer that made these ids"):
+        tokenized.tokenizer()
 
 
 def test_other_folders_are_not_taken_for_tokens(folder: Path, tmp_path: Path) -> None:
-    assert open_tokenised(folder) is None
-    assert open_tokenised(folder / "001.txt") is None
-    assert open_tokenised(tmp_path / "nothing") is None
+    assert open_pretokenized(folder) is None
+    assert open_pretokenized(folder / "001.txt") is None
+    assert open_pretokenized(tmp_path / "nothing") is None
     (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
-    assert open_tokenised(tmp_path) is None
+    assert open_pretokenized(tmp_path) is None
 
 
-def test_what_is_no_place_to_write_is_refused(made: Tokenised, folder: Path, tmp_path: Path) -> None:
+def test_what_is_no_place_to_write_is_refused(made: PretokenizedCorpus, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for out, match in (
         (tmp_path / "file", "is a file"),
-        (folder, "holds no tokenised text"),
+        (folder, "holds no tokenized text"),
         (made.folder, "finished; --overwrite"),
         (tmp_path / "file" / "inside", "cannot be written"),
     ):
         with pytest.raises(UserError, match=match):
             make(folder, out)
     with pytest.raises(UserError, match="workers"):
-        tokenise(folder, tmp_path / "none", workers=-1)
+        tokenize(folder, tmp_path / "none", workers=-1)
     with pytest.raises(UserError, match="no file"):
         make(tmp_path / "nothing.txt", tmp_path / "none")
     assert not (tmp_path / "none").exists(), "nothing is left of what never began"
@@ -343,7 +343,7 @@ def test_what_is_no_place_to_write_is_refused(made: Tokenised, folder: Path, tmp
 def test_overwriting_starts_anew(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = make(folder, out, shard=1000)
-    again = tokenise(folder, out, Wish(tokenizer="characters", shard=9000), workers=1, overwrite=True)
+    again = tokenize(folder, out, TokenizationRequest(tokenizer="characters", shard=9000), workers=1, overwrite=True)
     assert len(again.shards("training")) < len(first.shards("training"))
     assert {path.name for path in out.iterdir()} == {
         "manifest.json",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from traps import TEXTS, TextTrap
 
-from tokenloom.data.pretokenized import streaming as streams
 from tokenloom.data.documents import Document
-from tokenloom.data.split import split
-from tokenloom.data.pretokenized.streaming import Piece, open_text, pieces_of
+from tokenloom.data.pretokenized import streaming as streams
 from tokenloom.data.pretokenized.scan import LEFT_OUT, VALIDATION, choose_sides, survey
+from tokenloom.data.pretokenized.streaming import Piece, open_text, pieces_of
+from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import Unreadable, decode, decode_blocks
 from tokenloom.errors import UserError
@@ -231,5 +231,5 @@ def test_a_share_that_is_none_is_refused(fraction: float, tmp_path: Path) -> Non
     path = tmp_path / "a.txt"
     path.write_text("a word " * 30)
     text = open_text(path)
-    with pytest.raises(UserError, match="holdout"):
+    with pytest.raises(UserError, match="--val-fraction"):
         choose_sides(text, survey(text), fraction)

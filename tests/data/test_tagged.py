@@ -1,14 +1,14 @@
-"""Labelled words from CoNLL columns and from any text: read, refused by row, split, restored."""
+"""Labeled words from CoNLL columns and from any text: read, refused by row, split, restored."""
 
 from pathlib import Path
 
 import pytest
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.sets.punctuation import without_names
+from tokenloom.data.conll import Columns, TaggedData, looks_tagged, read_tagged, report_lines, split_tagged
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.punctuation import bare_words, punctuated, restored
-from tokenloom.data.conll import Columns, TaggedData, looks_tagged, read_tagged, report_lines, split_tagged
+from tokenloom.data.sets.punctuation import without_names
 from tokenloom.errors import UserError
 
 ROWS = "-DOCSTART- X O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nGerman JJ B-MISC\n"
@@ -117,7 +117,7 @@ def test_labels_restore_the_text() -> None:
 
 def test_paragraphs_are_sentences_and_documents_groups() -> None:
     text = TextData(
-        [Document("a", "One two.\nThree!\n \n\n* * *\n\nFour"), Document("b", "Five")], True, holdout=("b",)
+        [Document("a", "One two.\nThree!\n \n\n* * *\n\nFour"), Document("b", "Five")], True, val_fraction=("b",)
     )
     data = punctuated(text)
     assert [(s.id, s.words, s.group) for s in data.sentences] == [
@@ -126,7 +126,7 @@ def test_paragraphs_are_sentences_and_documents_groups() -> None:
         ("b:1", ("five",), "b"),
     ]
     assert data.notes == ["left out 1 paragraph without a letter or digit"]
-    parts = split_tagged(TaggedData(data.sentences * 2, holdout=("b",)), 0.1)
+    parts = split_tagged(TaggedData(data.sentences * 2, val_fraction=("b",)), 0.1)
     assert {s.group for s in parts.validation.sentences} == {"b"}
     with pytest.raises(UserError, match="no word"):
         punctuated(TextData([Document("a", "* * *")]))
@@ -136,9 +136,9 @@ def test_speeches_lose_the_names_of_their_speakers() -> None:
     assert without_names("ROMEO:\nAy me!\nAy.\n\nJULIET:\nO!\n\n") == "Ay me!\nAy.\n\nO!\n\n"
 
 
-def test_what_looks_like_labelled_words() -> None:
+def test_what_looks_like_labeled_words() -> None:
     assert looks_tagged("x/train.CONLL") == "CoNLL columns"
     assert looks_tagged("punctuation") == "words with a label each"
     assert looks_tagged("shakespeare") is None
     assert looks_tagged("notes.txt") is None
-    assert recipes.find("punctuation").holdout == recipes.find("shakespeare").holdout
+    assert recipes.find("punctuation").val_fraction == recipes.find("shakespeare").val_fraction

@@ -3,7 +3,7 @@
 import pytest
 
 from tokenloom.utils import progress as waiting
-from tokenloom.utils.progress import telling, watched
+from tokenloom.utils.progress import reporting_progress, track_progress
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def work(clock: Clock, items: int) -> list[int]:
     done = []
-    for item in watched(range(items), "pictures encoded", 500 * items, each=500):
+    for item in track_progress(range(items), "pictures encoded", 500 * items, each=500):
         done.append(item)
         clock.now += 1
     return done
@@ -33,14 +33,14 @@ def work(clock: Clock, items: int) -> list[int]:
 
 def test_lines_come_after_two_seconds_and_ever_more_seldom(clock: Clock) -> None:
     lines: list[str] = []
-    with telling(lines.append):
+    with reporting_progress(lines.append):
         assert work(clock, 20) == list(range(20))
     assert lines == [f"{500 * n:,} of 10,000 pictures encoded" for n in (2, 4, 8, 16)]
 
 
 def test_short_work_and_work_that_nobody_listens_to_is_silent(clock: Clock) -> None:
     lines: list[str] = []
-    with telling(lines.append):
+    with reporting_progress(lines.append):
         work(clock, 2)
     work(clock, 20)
     assert lines == []

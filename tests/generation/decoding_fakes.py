@@ -18,7 +18,7 @@ class FakeState:
         assert not self.spent
         return FakeState(self.last[rows].clone(), self.lengths[rows].clone())
 
-    def fork(self, n: int) -> FakeState:
+    def repeat(self, n: int) -> FakeState:
         assert not self.spent
         return FakeState(self.last.repeat_interleave(n, 0), self.lengths.repeat_interleave(n, 0))
 
@@ -31,13 +31,13 @@ class TableModel:
 
     def __init__(self, log_probs: Tensor, memory: int = 1, context: int | None = None) -> None:
         self.table, self.memory, self.context = log_probs, memory, context
-        self.vocab = log_probs.shape[1]
+        self.vocab_size = log_probs.shape[1]
         self.calls: list[tuple[int, ...]] = []
 
     @classmethod
-    def random(cls, vocab: int, memory: int = 1, seed: int = 0, sharpness: float = 2.0) -> TableModel:
-        rows = vocab + 1 if memory == 1 else 257
-        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    def random(cls, vocab_size: int, memory: int = 1, seed: int = 0, sharpness: float = 2.0) -> TableModel:
+        rows = vocab_size + 1 if memory == 1 else 257
+        logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return cls((sharpness * logits).log_softmax(-1), memory)
 
     def start(self, batch: int, rows: Sequence[int] | None = None) -> FakeState:

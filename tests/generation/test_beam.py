@@ -7,6 +7,7 @@ import pytest
 import torch
 from decoding_fakes import BreakingModel, TableModel, one_by_one
 
+from tokenloom.errors import UserError
 from tokenloom.generation import (
     BeamOptions,
     Hypothesis,
@@ -17,7 +18,6 @@ from tokenloom.generation import (
     generate_all,
     score,
 )
-from tokenloom.errors import UserError
 
 A, B, START = 0, 1, 2
 
@@ -49,7 +49,7 @@ def everything(model: TableModel, prompt: list[int], n: int, end: int | None, al
     """All hypotheses of at most n tokens, best first."""
     found = []
     for length in range(1, n + 1):
-        for ids in itertools.product(range(model.vocab), repeat=length):
+        for ids in itertools.product(range(model.vocab_size), repeat=length):
             closed = ids[-1] == end
             if end in ids[:-1] or not (closed or length == n):
                 continue
@@ -152,7 +152,7 @@ def test_it_stops_when_nothing_unfinished_can_win_and_not_before() -> None:
     model = TableModel(torch.tensor([[0.5, 0, 0.5]] * 4, dtype=torch.float64).log())
     beam_search(model, [[0]], BeamOptions(2, 50, (2,), 1.0))
     assert len(model.calls) == 50
-    # Without normalisation the first end can not be beaten.
+    # Without normalization the first end can not be beaten.
     model.calls.clear()
     beam_search(model, [[0]], BeamOptions(2, 50, (2,), 0.0))
     assert len(model.calls) == 1

@@ -6,6 +6,7 @@ import pytest
 import torch
 from decoding_fakes import BreakingModel, ByteStream, FakeState, PieceStream, TableModel, one_by_one
 
+from tokenloom.errors import UserError
 from tokenloom.generation import (
     Finished,
     Generation,
@@ -18,7 +19,6 @@ from tokenloom.generation import (
 )
 from tokenloom.generation.generate import sample_generator
 from tokenloom.generation.sampling import draw
-from tokenloom.errors import UserError
 from tokenloom.tokenizers.text import Characters
 
 
@@ -32,7 +32,7 @@ def plain(model: TableModel, request: Request, sample: int = 0) -> list[int]:
     generator = sample_generator(request.seed, sample)
     while len(new) < request.max_new_tokens:
         log_probs = model.next(torch.tensor([([-1] * model.memory + text)[-model.memory :]]))
-        seen = torch.zeros(1, model.vocab, dtype=torch.bool)
+        seen = torch.zeros(1, model.vocab_size, dtype=torch.bool)
         seen[0, text] = True
         choices = request.sampling.distribution(log_probs, seen)
         token = int(choices.argmax()) if request.sampling.is_greedy else int(draw(choices, [generator]))
@@ -98,8 +98,8 @@ def test_many_samples_come_from_one_reading() -> None:
 
 
 def test_the_state_is_forked_where_all_prompts_have_as_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, forks, plain_fork = TableModel.random(11), [], FakeState.fork
-    monkeypatch.setattr(FakeState, "fork", lambda state, n: (forks.append(n), plain_fork(state, n))[1])
+    model, forks, plain_fork = TableModel.random(11), [], FakeState.repeat
+    monkeypatch.setattr(FakeState, "repeat", lambda state, n: (forks.append(n), plain_fork(state, n))[1])
     generate_all(model, [Request([1], 2, samples=3), Request([2], 2, samples=3)])
     generate_all(model, [Request([1], 2, samples=3), Request([2], 2, samples=1)])
     generate_all(model, [Request([1], 2), Request([2], 2)])
@@ -277,7 +277,7 @@ def test_each_sample_has_its_own_text() -> None:
 
 def test_with_a_tokenizer_of_the_package() -> None:
     tokenizer = Characters.train("héllo wörld 🙂日本")
-    model = TableModel.random(tokenizer.vocab, 3, sharpness=0.5)
+    model = TableModel.random(tokenizer.vocab_size, 3, sharpness=0.5)
     request = Request([int(token) for token in tokenizer.encode("hé")], 40, samples=8, stop=["🙂", "l日"])
     for result in generate_all(model, [request], tokenizer.stream)[0]:
         whole = tokenizer.decode(list(result.ids))

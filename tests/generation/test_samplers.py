@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tokenloom.errors import UserError
 from tokenloom.generation.sampling import (
     NonFiniteLogits,
     Sampling,
@@ -15,13 +16,12 @@ from tokenloom.generation.sampling import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
-    penalise_repetition,
+    penalize_repetition,
     pick,
     top_k_mask,
     uniforms_of,
     widen,
 )
-from tokenloom.errors import UserError
 
 INF, NAN = math.inf, math.nan
 LAST_BELOW_1 = 1 - 2**-53
@@ -160,7 +160,7 @@ def test_penalty_never_makes_a_seen_token_likelier(kind: str, penalty: float) ->
     scores = {"logits": scores, "negative logits": scores - 30}.get(kind, scores.log_softmax(-1))
     seen = torch.rand(300, 6, generator=torch.Generator().manual_seed(2)) < 0.5
     before = scores.softmax(-1)
-    after = penalise_repetition(scores, seen, penalty).softmax(-1)
+    after = penalize_repetition(scores, seen, penalty).softmax(-1)
     some = seen.any(-1) & ~seen.all(-1)
     assert bool((after[some][seen[some]] < before[some][seen[some]]).all())
     assert bool((after[some][~seen[some]] > before[some][~seen[some]]).all())
@@ -168,14 +168,14 @@ def test_penalty_never_makes_a_seen_token_likelier(kind: str, penalty: float) ->
 
 
 def test_penalty_worked_by_hand() -> None:
-    after = penalise_repetition(logs(0.6, 0.3, 0.1), torch.tensor([[True, True, False]]), 2).softmax(-1)
+    after = penalize_repetition(logs(0.6, 0.3, 0.1), torch.tensor([[True, True, False]]), 2).softmax(-1)
     torch.testing.assert_close(after, torch.tensor([[0.3, 0.15, 0.1]], dtype=torch.float64) / 0.55)
 
 
 def test_penalty_is_the_same_for_logits_and_log_probabilities() -> None:
     logits, seen = normal(5, 7, dtype=torch.float64) - 4, normal(5, 7) > 0
-    one = penalise_repetition(logits, seen, 1.7).softmax(-1)
-    other = penalise_repetition(logits.log_softmax(-1), seen, 1.7).softmax(-1)
+    one = penalize_repetition(logits, seen, 1.7).softmax(-1)
+    other = penalize_repetition(logits.log_softmax(-1), seen, 1.7).softmax(-1)
     torch.testing.assert_close(one, other)
 
 
@@ -239,7 +239,7 @@ def test_a_sum_that_shrinks_by_rounding_lets_no_zero_in(monkeypatch: pytest.Monk
 def test_pick_goes_by_the_running_sum() -> None:
     uniforms = [0, 0.24, 0.26, 0.74, 0.76, LAST_BELOW_1]
     assert pick(logs(0.25, 0.5, 0.25).expand(6, -1), uniforms).tolist() == [0, 0, 1, 1, 2, 2]
-    # Scores need not be normalised.
+    # Scores need not be normalized.
     assert pick(logs(0.25, 0.5, 0.25).expand(6, -1) - 700, uniforms).tolist() == [0, 0, 1, 1, 2, 2]
 
 
@@ -289,7 +289,7 @@ def test_half_precision_is_widened(dtype: torch.dtype) -> None:
         keep_top_k(half, 3),
         keep_top_p(half, 0.8),
         keep_min_p(half, 0.1),
-        penalise_repetition(half, half > 0, 1.2),
+        penalize_repetition(half, half > 0, 1.2),
         Sampling().distribution(half),
     ):
         assert rule.dtype == torch.float32

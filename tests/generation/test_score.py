@@ -7,16 +7,15 @@ import pytest
 import torch
 from decoding_fakes import BreakingModel, TableModel, one_by_one
 
-from tokenloom.generation import score
-from tokenloom.generation import NonFiniteLogits, Score, score_pairs
 from tokenloom.errors import UserError
+from tokenloom.generation import NonFiniteLogits, Score, score, score_pairs
 
 
-def random_pairs(vocab: int, count: int) -> list[tuple[list[int], list[int]]]:
+def random_pairs(vocab_size: int, count: int) -> list[tuple[list[int], list[int]]]:
     rng = random.Random(1)
 
     def ids() -> list[int]:
-        return [rng.randrange(vocab) for _ in range(rng.randint(1, 12))]
+        return [rng.randrange(vocab_size) for _ in range(rng.randint(1, 12))]
 
     return [(ids(), ids()) for _ in range(count)]
 

@@ -6,8 +6,8 @@ import random
 import pytest
 from decoding_fakes import ByteStream, PieceStream
 
-from tokenloom.generation import TextStreamer
 from tokenloom.errors import UserError
+from tokenloom.generation import TextStreamer
 
 
 def cut_by_definition(text: str, stops: list[str]) -> str:

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tokenloom.kernels import functions as kernels
 from tokenloom.nn.attention import attention, explicit_attention
-from tokenloom.nn.masks import Both, Causal, Mask, Padding
+from tokenloom.nn.masks import And, Causal, Mask, Padding
 
 HEADS = [(1, 1, 1, 1, 8), (2, 3, 3, 7, 16), (1, 4, 2, 33, 24), (2, 2, 2, 65, 32), (1, 6, 1, 100, 8), (1, 1, 1, 256, 16)]
 
@@ -23,7 +23,7 @@ def test_attention_is_its_formula(B: int, H: int, Hk: int, N: int, D: int) -> No
     assert_equal_to(causal_attention, attention_formula, inputs, drawn(B, H, N, D, seed=3).detach(), 2e-6)
 
 
-MASKS = [None, Causal(), Padding(REAL), Both(Causal(), Padding(REAL)), Both(Padding(REAL), Causal())]
+MASKS = [None, Causal(), Padding(REAL), And(Causal(), Padding(REAL)), And(Padding(REAL), Causal())]
 
 
 @native

@@ -20,11 +20,10 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.kernels import functions as kernels
-from tokenloom.kernels import loader
-from tokenloom.kernels import threads
+from tokenloom.kernels import loader, threads
 from tokenloom.kernels.functions import linear_gelu, mlp, rms_norm
 from tokenloom.nn.attention import attention, explicit_attention
-from tokenloom.nn.masks import Causal, Padding, Window
+from tokenloom.nn.masks import Causal, Padding, SlidingWindow
 from tokenloom.nn.parts import MLP, RMSNorm, make_mlp
 
 
@@ -122,7 +121,7 @@ def test_mlp_as_a_part_of_a_model(activation: str) -> None:
 
     with_kernel = found()
     assert "MLP" in type(part(X).grad_fn).__name__
-    with loader.switched_off():
+    with loader.disabled():
         expected = found()
         assert "MLP" not in type(part(X).grad_fn).__name__
     for got, want in zip(with_kernel, expected, strict=True):
@@ -181,7 +180,7 @@ def test_rms_norm_as_a_part_of_a_model() -> None:
 
     with_kernel = found()
     assert "RMSNorm" in type(part(X).grad_fn).__name__
-    with loader.switched_off():
+    with loader.disabled():
         expected = found()
     for got, want in zip(with_kernel, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.detach().abs().max()))
@@ -215,7 +214,7 @@ def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: p
         assert refused(small)
     with FlopCounterMode(display=False):
         assert refused(small)
-    with loader.switched_off():
+    with loader.disabled():
         assert refused(small)
     with monkeypatch.context() as patched:
         patched.setenv(loader.VARIABLE, "0")
@@ -232,7 +231,7 @@ def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: p
     long = [drawn(1, 1, kernels.SHORT + 1, 16, seed=s) for s in range(3)]
     assert kernels.attention(*long) is None
     assert kernels.attention(*long, real=torch.ones(1, kernels.SHORT + 1).bool()) is not None
-    for mask in (Causal() & Window(3), Causal() & Causal() & Padding(REAL[:1])):
+    for mask in (Causal() & SlidingWindow(3), Causal() & Causal() & Padding(REAL[:1])):
         assert "_AttentionBackward" not in history(attention(*small, mask))
     assert linear_gelu(drawn(0, 4), drawn(3, 4), None) is None
     for rows, D, hidden in ((0, 16, 16), (3, 8, 16), (3, 16, 24), (3, kernels.WIDEST + 16, 16)):

@@ -83,7 +83,7 @@ def test_switched_off(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) 
     assert loader.library("small") is None
     assert loader.reason("small") == "TOKENLOOM_NATIVE=0"
     monkeypatch.delenv(loader.VARIABLE)
-    with loader.switched_off():
+    with loader.disabled():
         assert loader.library("small") is None
         assert loader.reason("small") == "switched off"
         assert loader.summary() == "nothing native (switched off)"

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenloom.kernels import functions as kernels
-from tokenloom.kernels import loader
-from tokenloom.kernels import threads
+from tokenloom.kernels import loader, threads
 from tokenloom.training.muon import QUINTIC, STEPS, newton_schulz
 
 pytestmark = pytest.mark.skipif(bool(loader.reason("newton_schulz")), reason=loader.reason("newton_schulz"))

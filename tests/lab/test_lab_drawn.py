@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.runner import Wish, measure
+from tokenloom.lab.runner import RunOptions, measure
 
 Pictures = Sequence[dict[str, Any]]
 
@@ -110,12 +110,12 @@ WITHOUT = {"1.5", "1.6", "1.9", "1.12c", "2.1", "3.2", "3.8", "3.15"}
 
 @pytest.mark.parametrize("id", CHECKS)
 def test_what_is_drawn_is_what_is_known(id: str) -> None:
-    CHECKS[id](measure(experiments()[id], Wish())["pictures"])
+    CHECKS[id](measure(experiments()[id], RunOptions())["pictures"])
 
 
 @pytest.mark.parametrize("id", sorted(WITHOUT))
 def test_nothing_is_drawn_where_nothing_is_checked(id: str) -> None:
-    assert not measure(experiments()[id], Wish())["pictures"]
+    assert not measure(experiments()[id], RunOptions())["pictures"]
 
 
 def test_every_row_of_the_first_section_that_draws_at_once_is_checked() -> None:
@@ -124,7 +124,7 @@ def test_every_row_of_the_first_section_that_draws_at_once_is_checked() -> None:
 
 
 def test_every_merge_adds_less(tinyshakespeare: str) -> None:
-    row = measure(experiments()["2.3"], Wish())
+    row = measure(experiments()["2.3"], RunOptions())
     line = row["pictures"][0]["lines"][0]
     gains = np.diff(line["y"]) / np.diff(line["x"])
     assert (gains > 0).all()

@@ -15,10 +15,10 @@ import pytest
 from lab_page import check_page
 
 from tokenloom.cli.main import main
-from tokenloom.plotting.svg import Line, Panel, Picture, draw, svg
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Bench, Experiment, Outcome, exact, near, order, shown
-from tokenloom.lab.runner import Folder, Wish, measure, run
+from tokenloom.lab.runner import Folder, RunOptions, measure, run
+from tokenloom.plotting.svg import Line, Panel, Picture, draw, svg
 
 PICTURE = Picture("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
 
@@ -62,16 +62,16 @@ def test_what_is_shared_is_made_once() -> None:
 
 def test_an_interrupted_run_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None:
     chosen, folder = [made("1"), made("2"), made("3")], Folder(tmp_path)
-    first = run(chosen, folder, Wish())
+    first = run(chosen, folder, RunOptions())
     assert next(first)["id"] == "1"
     first.close()
     with pytest.raises(UserError, match=r"left 1 finished rows .* --resume"):
-        next(run(chosen, folder, Wish()))
+        next(run(chosen, folder, RunOptions()))
     with pytest.raises(UserError, match="another seed"):
-        next(run(chosen, folder, Wish(seed=5), resume=True))
-    assert [row["id"] for row in run(chosen, folder, Wish(), resume=True)] == ["2", "3"]
+        next(run(chosen, folder, RunOptions(seed=5), resume=True))
+    assert [row["id"] for row in run(chosen, folder, RunOptions(), resume=True)] == ["2", "3"]
     assert [row["id"] for row in folder.rows()] == ["1", "2", "3"]
-    assert [row["id"] for row in run(chosen, folder, Wish())] == ["1", "2", "3"], "a finished run is run again"
+    assert [row["id"] for row in run(chosen, folder, RunOptions())] == ["1", "2", "3"], "a finished run is run again"
 
 
 def test_a_row_that_is_no_row_is_named(tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_a_row_that_is_no_row_is_named(tmp_path: Path) -> None:
 
 
 def test_quick_is_only_for_rows_that_have_it() -> None:
-    assert not measure(made("1"), Wish(quick=True))["quick"]
-    assert measure(made("1", quick=True), Wish(quick=True))["quick"]
+    assert not measure(made("1"), RunOptions(quick=True))["quick"]
+    assert measure(made("1", quick=True), RunOptions(quick=True))["quick"]
 
 
 def test_the_page_stands_alone() -> None:
     from tokenloom.lab.report import html
 
-    rows = [measure(one, Wish()) for one in (made("1.1"), made("2.1", 2.0), made("mine"))]
+    rows = [measure(one, RunOptions()) for one in (made("1.1"), made("2.1", 2.0), made("mine"))]
     text = html(json.loads(json.dumps(rows)))
     page = check_page(text, len(rows))
     assert page.tags.count("svg") == 6, "each picture in both looks"
@@ -150,13 +150,19 @@ def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("tokenloom.data.registry.get", refuse)
     with pytest.raises(UserError, match=r"tokenloom data get tinyshakespeare .*; rows that ask for it: 2, 3$"):
-        next(run([made("1"), *(made(id, needs="tinyshakespeare") for id in "23")], Folder(tmp_path), Wish()))
+        next(
+            run(
+                [made("1"), *(made(id, needs="tinyshakespeare") for id in "23")],
+                Folder(tmp_path),
+                RunOptions(),
+            )
+        )
 
 
 def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
     rows = [made("1"), made("2", beside=("no_such_package", "digits"))]
     with pytest.raises(UserError, match=r"row 2 is held against no_such_package: pip install 'tokenloom\[digits\]'"):
-        next(run(rows, Folder(tmp_path), Wish()))
+        next(run(rows, Folder(tmp_path), RunOptions()))
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 
@@ -212,13 +218,16 @@ def test_ctrl_c_keeps_finished_rows_and_the_next_run_offers_to_go_on(tmp_path: P
 def test_quick_rows_and_rows_out_of_tolerance_are_marked() -> None:
     from tokenloom.lab.report import html
 
-    rows = [measure(made("1.1", quick=True), Wish(quick=True)), measure(made("2.1", 2.0), Wish(quick=True))]
+    rows = [
+        measure(made("1.1", quick=True), RunOptions(quick=True)),
+        measure(made("2.1", 2.0), RunOptions(quick=True)),
+    ]
     text = html(rows)
     assert "1 of 2 rows were run in quick form" in text
     assert text.count('class="quick"') == 2, "in the contents and at the row"
     assert 'Out of tolerance: <a href="#row-2.1">' in text
     assert '<tr class="bad"><td>value</td>' in text
-    plain = html([measure(made("1.1"), Wish())])
+    plain = html([measure(made("1.1"), RunOptions())])
     assert "quick form" not in plain
     assert "Out of tolerance" not in plain
 
@@ -230,7 +239,7 @@ def test_a_browser_opens_the_page_without_network_and_without_complaint(tmp_path
     if browser is None:
         pytest.skip("no Chromium is installed")
     page = tmp_path / "report.html"
-    page.write_text(html([measure(one, Wish()) for one in (made("1.1"), made("mine"))]), "utf-8")
+    page.write_text(html([measure(one, RunOptions()) for one in (made("1.1"), made("mine"))]), "utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=900,1600"]
     flags += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'page.png'}"]
     done = subprocess.run([browser, *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)

@@ -7,7 +7,7 @@ import pytest
 
 from tokenloom.lab.kv_cache import multiplications
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.runner import Wish, measure
+from tokenloom.lab.runner import RunOptions, measure
 from tokenloom.lab.sampling import shares, words_of
 
 MADE: dict[Any, Any] = {}
@@ -15,7 +15,7 @@ MADE: dict[Any, Any] = {}
 
 def quick(id: str) -> dict[str, Any]:
     """A row in quick form; the model is trained once for all of this file."""
-    row = measure(experiments()[id], Wish(quick=True), MADE)
+    row = measure(experiments()[id], RunOptions(quick=True), MADE)
     assert row["quick"]
     assert row["good"], [m for m in row["measures"] if m["good"] is False]
     return row

@@ -8,11 +8,11 @@ import pytest
 from lab_page import check_page
 
 from tokenloom.lab.experiment import Bench
-from tokenloom.lab.image_generation import sheet
 from tokenloom.lab.image_classification import overlay
+from tokenloom.lab.image_generation import sheet
 from tokenloom.lab.registry import experiments
 from tokenloom.lab.report import html
-from tokenloom.lab.runner import Wish, measure
+from tokenloom.lab.runner import RunOptions, measure
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def rows() -> dict[str, dict[str, Any]]:
     """All four, with what they share made once."""
     pytest.importorskip("sklearn")
     made: dict[Any, Any] = {}
-    return {id: measure(experiments()[id], Wish(quick=True), made) for id in ("4.1", "4.2", "4.3", "4.4")}
+    return {id: measure(experiments()[id], RunOptions(quick=True), made) for id in ("4.1", "4.2", "4.3", "4.4")}
 
 
 def test_they_are_within_their_coarse_bounds(rows: dict[str, dict[str, Any]]) -> None:
@@ -69,8 +69,8 @@ def test_samples_and_completions_keep_what_is_given(rows: dict[str, dict[str, An
 
 def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None:
     lines = {line["name"]: line for line in rows["4.4"]["pictures"][0]["lines"]}
-    counts = lines["counts, palettes of 2 … 16 colours"]
-    assert counts["y"] == sorted(counts["y"]), "more colours need more bits"
+    counts = lines["counts, palettes of 2 … 16 colors"]
+    assert counts["y"] == sorted(counts["y"]), "more colors need more bits"
     assert counts["x"] == sorted(counts["x"], reverse=True), "and lose less"
     codes, pixels = lines["transformer, codes"], lines["transformer, palette"]
     assert codes["x"][0] > pixels["x"][0]

@@ -9,23 +9,23 @@ import torch
 from needs import lacking
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.labeled import Labelled, read_labelled
-from tokenloom.data.samples import ListSamples
 from tokenloom.data.conll import read_tagged
+from tokenloom.data.labeled import Labeled, read_labeled
+from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
 from tokenloom.lab import pretraining
 from tokenloom.lab.pretraining import balanced, columns, glosses, joined, masked, table
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.runner import Wish, measure
+from tokenloom.lab.runner import RunOptions, measure
 from tokenloom.models.batch import IGNORE
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
 
 ITEMS = [
-    Labelled("1", "a river of western Africa", "noun.object"),
-    Labelled("2", 'flow in a circle; "the Water circles"', "verb.motion"),
-    Labelled("3", "too short", "adj.all"),
-    Labelled("4", "of or relating to Paris (France)", "adj.pert"),
-    Labelled("5", "in a quiet way", "adv.all"),
+    Labeled("1", "a river of western Africa", "noun.object"),
+    Labeled("2", 'flow in a circle; "the Water circles"', "verb.motion"),
+    Labeled("3", "too short", "adj.all"),
+    Labeled("4", "of or relating to Paris (France)", "adj.pert"),
+    Labeled("5", "in a quiet way", "adv.all"),
 ]
 
 
@@ -37,7 +37,7 @@ def test_definitions_are_without_examples_and_joined_two_by_two(tmp_path: Path) 
         ("of or relating to paris france", "adj"),
         ("in a quiet way", "adv"),
     ]
-    texts = read_labelled(str(table(tmp_path / "few.csv", balanced(found * 2, 4))))
+    texts = read_labeled(str(table(tmp_path / "few.csv", balanced(found * 2, 4))))
     assert [one.label for one in texts.items] == ["noun", "verb", "adj", "adv"], "as many of each"
     words = read_tagged(str(columns(tmp_path / "few.conll", joined(found))))
     assert [" ".join(one.words) for one in words.sentences] == [
@@ -102,6 +102,6 @@ def test_pre_training_in_quick_form() -> None:
         recipes.get(pretraining.DATA, progress=False)
     except UserError as error:
         lacking(str(error))
-    row = measure(experiments()["3.13"], Wish(quick=True))
+    row = measure(experiments()["3.13"], RunOptions(quick=True))
     assert row["quick"]
     assert row["good"], row["measures"]

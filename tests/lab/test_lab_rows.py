@@ -7,7 +7,7 @@ import pytest
 
 from tokenloom.lab.experiment import Experiment
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.runner import Wish, measure
+from tokenloom.lab.runner import RunOptions, measure
 
 FAST = [one for one in experiments().values() if one.section == "1" and not one.quick]
 
@@ -16,7 +16,7 @@ FAST = [one for one in experiments().values() if one.section == "1" and not one.
 def test_a_fast_row_is_within_its_tolerance_and_has_pictures_that_can_be_drawn(one: Experiment) -> None:
     from tokenloom.plotting.svg import picture_from, svg
 
-    row = measure(one, Wish())
+    row = measure(one, RunOptions())
     assert row["good"], [m for m in row["measures"] if not m["good"]]
     for picture in row["pictures"]:
         assert svg(picture_from(picture)).startswith("<svg")
@@ -25,13 +25,13 @@ def test_a_fast_row_is_within_its_tolerance_and_has_pictures_that_can_be_drawn(o
 
 @pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
 def test_another_seed_keeps_the_second_tolerance(one: Experiment) -> None:
-    row = measure(one, Wish(seed=77))
+    row = measure(one, RunOptions(seed=77))
     assert row["good"], [m for m in row["measures"] if not m["good"]]
     assert not row["own_seed"]
 
 
 def test_cost_against_length_in_quick_form() -> None:
-    row = measure(experiments()["1.8"], Wish(quick=True))
+    row = measure(experiments()["1.8"], RunOptions(quick=True))
     assert row["good"], row["measures"]
     memory = {line["name"]: line["y"] for line in row["pictures"][1]["lines"]}
     MiB = 2**20
@@ -60,7 +60,7 @@ def test_speeches_are_those_of_who_says_most() -> None:
 @pytest.mark.parametrize("seed", [None, 1])
 def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: str) -> None:
     pytest.importorskip("sklearn")
-    row = measure(experiments()["2.8"], Wish(seed=seed))
+    row = measure(experiments()["2.8"], RunOptions(seed=seed))
     assert row["good"], row["measures"]
     own, theirs, most = (line["y"] for line in row["pictures"][0]["lines"])
     assert own == pytest.approx(theirs, abs=1e-9)
@@ -70,7 +70,7 @@ def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: 
 
 
 def test_positions_beyond_those_of_the_training_in_quick_form(tinyshakespeare: str) -> None:
-    row = measure(experiments()["1.12d"], Wish(quick=True))
+    row = measure(experiments()["1.12d"], RunOptions(quick=True))
     assert row["good"], row["measures"]
     assert "learned positions for 0 … 63 alone" in row["measures"][0]["measured"]
     lines = {line["name"]: line["x"] for line in row["pictures"][0]["lines"]}
@@ -82,16 +82,16 @@ def test_a_shorter_window_is_the_beginning_of_a_longer_one() -> None:
     import torch
 
     from tokenloom.lab.length_extrapolation import by_place
-    from tokenloom.models.gpt import GPT, modern_style
+    from tokenloom.models.gpt import GPT, modern_preset
 
-    model = GPT(modern_style(11, 64, 16, 1, 2))
+    model = GPT(modern_preset(11, 64, 16, 1, 2))
     ids = torch.randint(0, 11, (500,), generator=torch.Generator().manual_seed(0))
     whole, part = by_place(model, ids, 192, windows=8), by_place(model, ids, 96, windows=8)
     assert torch.allclose(whole[:96], part, atol=1e-5)
 
 
 def test_the_bottleneck_in_quick_form() -> None:
-    row = measure(experiments()["2.10b"], Wish(quick=True))
+    row = measure(experiments()["2.10b"], RunOptions(quick=True))
     assert row["good"], row["measures"]
     without, beside = (line["y"] for line in row["pictures"][0]["lines"])
     assert without[0] > without[-1], "falls with length"
@@ -101,29 +101,29 @@ def test_the_bottleneck_in_quick_form() -> None:
 def test_word_vectors_in_quick_form(tinyshakespeare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.util import find_spec
 
-    row = measure(experiments()["2.11"], Wish(quick=True))
+    row = measure(experiments()["2.11"], RunOptions(quick=True))
     assert row["good"], row["measures"]
     assert any("gensim" in m["name"] for m in row["measures"]) == (find_spec("gensim") is not None)
     assert "king − man + woman" in row["pictures"][1]["text"]
     monkeypatch.setattr("tokenloom.lab.word_vectors.find_spec", lambda name: None)
     monkeypatch.setattr("tokenloom.lab.word_vectors.own_vectors", lambda task, *rest: np.eye(len(task.vocabulary), 9))
-    row = measure(experiments()["2.11"], Wish(quick=True))
+    row = measure(experiments()["2.11"], RunOptions(quick=True))
     assert row["notes"] == ["gensim is not installed, and the comparison was left out: pip install gensim"]
 
 
 @pytest.mark.parametrize("id", ["2.1", "2.10"])
 def test_rows_of_the_second_section_without_data(id: str) -> None:
-    assert measure(experiments()[id], Wish())["good"]
+    assert measure(experiments()[id], RunOptions())["good"]
 
 
 @pytest.mark.parametrize("id", ["2.4", "2.4b", "2.5", "2.6"])
 def test_rows_of_the_second_section_on_the_corpus(id: str, tinyshakespeare: str) -> None:
-    row = measure(experiments()[id], Wish())
+    row = measure(experiments()[id], RunOptions())
     assert row["good"], row["measures"]
 
 
 def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
-    row = measure(experiments()["2.9"], Wish(quick=True))
+    row = measure(experiments()["2.9"], RunOptions(quick=True))
     assert row["quick"]
     assert row["good"], row["measures"]
     losses = row["pictures"][0]["lines"][0]["y"]
@@ -133,18 +133,18 @@ def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
 
 @pytest.mark.parametrize("id", ["3.1", "3.2", "3.8", "3.15"])
 def test_rows_of_the_third_section_without_data(id: str) -> None:
-    assert measure(experiments()[id], Wish())["good"]
+    assert measure(experiments()[id], RunOptions())["good"]
 
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_the_masked_line(seed: int | None, tinyshakespeare: str) -> None:
-    row = measure(experiments()["3.12"], Wish(seed=seed))
+    row = measure(experiments()["3.12"], RunOptions(seed=seed))
     assert row["good"], row["measures"]
 
 
 def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str) -> None:
     made: dict[Any, Any] = {}
-    rows = {id: measure(experiments()[id], Wish(quick=True), made) for id in ("3.4", "3.6", "3.7", "3.10")}
+    rows = {id: measure(experiments()[id], RunOptions(quick=True), made) for id in ("3.4", "3.6", "3.7", "3.10")}
     assert len(made) == 1, "the model is trained once"
     assert all(row["good"] for row in rows.values()), rows
     heads = rows["3.7"]["pictures"][0]["panels"]
@@ -165,13 +165,13 @@ def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str
 
 @pytest.mark.parametrize("id", ["2.2", "2.3"])
 def test_merges_of_pairs_are_exact(id: str, tinyshakespeare: str) -> None:
-    row = measure(experiments()[id], Wish())
+    row = measure(experiments()[id], RunOptions())
     assert row["good"], row["measures"]
     assert all(m["tolerance"] == "exact" for m in row["measures"])
 
 
 def test_orders_of_n_grams_in_quick_form(tinyshakespeare: str) -> None:
-    row = measure(experiments()["2.7"], Wish(quick=True))
+    row = measure(experiments()["2.7"], RunOptions(quick=True))
     assert row["good"], row["measures"]
     lines = {line["name"]: line["y"] for line in row["pictures"][0]["lines"]}
     assert lines["add, training"][-1] < lines["add, validation"][-1], "what was counted is known better"
@@ -181,7 +181,7 @@ def test_orders_of_n_grams_in_quick_form(tinyshakespeare: str) -> None:
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_gradients_through_time_keep_their_bound(seed: int | None) -> None:
-    row = measure(experiments()["2.10"], Wish(seed=seed))
+    row = measure(experiments()["2.10"], RunOptions(seed=seed))
     assert row["good"], row["measures"]
     assert sum("÷ its bound" in m["name"] for m in row["measures"]) == 4
     lines = {line["name"]: line["y"] for line in row["pictures"][0]["lines"]}

@@ -3,11 +3,11 @@
 import numpy as np
 
 from tokenloom.lab.registry import experiments
-from tokenloom.lab.runner import Wish, measure
+from tokenloom.lab.runner import RunOptions, measure
 
 
 def test_ten_digits_are_reversed_as_printed() -> None:
-    row = measure(experiments()["3.14"], Wish())
+    row = measure(experiments()["3.14"], RunOptions())
     assert row["good"], row["measures"]
     # Its tables have 11 and 2 · 10 rows, of 32; 3 attentions, 2 MLPs, 6 norms, and a readout of 10.
     count = 32 * 31 + 3 * 4 * 32**2 + 2 * (2 * 4 * 32**2 + 5 * 32) + 6 * 64 + 330
@@ -19,6 +19,6 @@ def test_ten_digits_are_reversed_as_printed() -> None:
 
 
 def test_reversal_in_quick_form() -> None:
-    row = measure(experiments()["3.14"], Wish(quick=True))
+    row = measure(experiments()["3.14"], RunOptions(quick=True))
     assert row["quick"]
     assert row["good"], row["measures"]

@@ -5,12 +5,12 @@ import torch
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.encoder import Encoder, EncoderConfig, class_token, mean_over_real
-from tokenloom.models.gpt import STYLES
-from tokenloom.nn.hooks import Taps
+from tokenloom.models.gpt import PRESETS
+from tokenloom.nn.hooks import Hooks
 
 
 def encoder(style: str = "modern", read: str = "tokens", seed: int = 0) -> Encoder:
-    config = STYLES[style](11, 12, 16, 2, 2).as_dict()
+    config = PRESETS[style](11, 12, 16, 2, 2).as_dict()
     model = Encoder(EncoderConfig(**config, outputs=3, read=read), seed)
     with torch.no_grad():
         # Modern layers start as the identity, which would hide what attention does.
@@ -23,14 +23,14 @@ def text(ids: list[list[int]], **more: torch.Tensor) -> Batch:
     return Batch({"text": Stream(ids=torch.tensor(ids), **more)})
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 def test_every_token_sees_every_other(style: str) -> None:
     model = encoder(style)
     before, after = model(text([[1, 2, 3, 4]])), model(text([[1, 2, 3, 5]]))
     assert bool(((before - after).abs().amax(-1) > 1e-6).all())
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 @pytest.mark.parametrize("read", ["tokens", "class", "mean"])
 def test_padding_on_either_side_changes_nothing(style: str, read: str) -> None:
     model = encoder(style, read)
@@ -41,7 +41,7 @@ def test_padding_on_either_side_changes_nothing(style: str, read: str) -> None:
         torch.testing.assert_close(padded[mask][None] if read == "tokens" else padded, alone)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 def test_segments_in_one_row_are_as_if_alone(style: str) -> None:
     model = encoder(style)
     packed = model(
@@ -71,7 +71,7 @@ def test_readouts_by_hand() -> None:
 
 
 def test_the_body_starts_the_same_whatever_is_read_from_it() -> None:
-    config = STYLES["modern"](11, 12, 16, 2, 2).as_dict()
+    config = PRESETS["modern"](11, 12, 16, 2, 2).as_dict()
     models = [Encoder(EncoderConfig(**config, outputs=n, read=read), 5) for n, read in ((11, "tokens"), (2, "class"))]
     first, second = (model.body.state_dict() for model in models)
     assert first.keys() == second.keys()
@@ -80,16 +80,16 @@ def test_the_body_starts_the_same_whatever_is_read_from_it() -> None:
 
 def test_taps_show_the_features_and_the_patterns() -> None:
     model = encoder()
-    taps = Taps(["final", "*.pattern"])
-    logits = model(text([[1, 2, 3]]), taps=taps)
-    torch.testing.assert_close(model.readout(taps.values["final"]), logits)
-    pattern = taps.values["layers.0.pattern"]
+    hooks = Hooks(["final", "*.pattern"])
+    logits = model(text([[1, 2, 3]]), hooks=hooks)
+    torch.testing.assert_close(model.readout(hooks.values["final"]), logits)
+    pattern = hooks.values["layers.0.pattern"]
     assert pattern.shape == (1, 2, 3, 3)
     assert bool((pattern > 0).all())
 
 
 @pytest.mark.parametrize(("change", "what"), [({"read": "last"}, "readout"), ({"window": 4}, "window")])
 def test_what_an_encoder_has_not(change: dict[str, object], what: str) -> None:
-    config = {**STYLES["modern"](11, 12, 16, 2, 2).as_dict(), **change}
+    config = {**PRESETS["modern"](11, 12, 16, 2, 2).as_dict(), **change}
     with pytest.raises(ValueError, match=what):
         Encoder(EncoderConfig(**config))  # type: ignore[arg-type]

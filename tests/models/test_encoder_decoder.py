@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.encoder_decoder import STYLES, EncoderDecoder, EncoderDecoderConfig
+from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.transformer import TransformerLayer
 
 HEADS = 2
@@ -18,7 +18,7 @@ HEADS = 2
 
 def small(style: str = "chapter", **more: object) -> EncoderDecoder:
     sizes = {"source_vocab": 7, "target_vocab": 7, "source_limit": 9, "target_limit": 9, "width": 8, "depth": 2}
-    config = EncoderDecoderConfig(**{**sizes, "heads": HEADS, **STYLES[style], **more})  # type: ignore[arg-type]
+    config = EncoderDecoderConfig(**{**sizes, "heads": HEADS, **PRESETS[style], **more})  # type: ignore[arg-type]
     model = EncoderDecoder(config, seed=3).double()
     with torch.no_grad():
         # Output maps that start at zero would hide what a layer does.
@@ -80,7 +80,7 @@ def test_a_shared_table_has_a_row_for_each_id_and_the_start() -> None:
         small(shared=True, target_vocab=6)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 def test_later_target_tokens_change_nothing_and_source_tokens_change_all(style: str) -> None:
     model = small(style)
     before = model(batch_of([[1, 2, 3, 4]], [[7, 1, 2, 3]]))
@@ -91,16 +91,16 @@ def test_later_target_tokens_change_nothing_and_source_tokens_change_all(style: 
     assert bool(((other - before).abs().amax(-1) > 1e-6).all())
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 def test_cross_attention_looks_at_no_padding(style: str) -> None:
     model = small(style)
     batch = batch_of([[1, 2, 3, 6, 6]], [[7, 1, 2]])
     batch["source"].real = torch.tensor([[True, True, True, False, False]])
-    taps = Taps("decoder.*.cross.pattern")
-    logits = model(batch, taps=taps)
+    hooks = Hooks("decoder.*.cross.pattern")
+    logits = model(batch, hooks=hooks)
     torch.testing.assert_close(logits, model(batch_of([[1, 2, 3]], [[7, 1, 2]])))
-    assert len(taps.values) == 2
-    for pattern in taps.values.values():
+    assert len(hooks.values) == 2
+    for pattern in hooks.values.values():
         assert pattern.shape == (1, HEADS, 3, 5)
         assert float(pattern[..., 3:].detach().abs().max()) == 0.0
         torch.testing.assert_close(pattern.sum(-1), torch.ones(1, HEADS, 3, dtype=torch.float64))

@@ -16,13 +16,13 @@ from equality import (
 )
 from torch.nn import functional as F
 
-from tokenloom.models.gpt import GPT, GPTConfig, chapter_style, modern_style
+from tokenloom.models.gpt import GPT, GPTConfig, classic_preset, modern_preset
 from tokenloom.nn.cache import KeyValueCache
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.hooks import Taps
 
 VOCAB, CONTEXT = 11, 8
-KINDS = ["none", "learned", "sinusoidal", "rotary", "relative-bias", "fixed-slopes"]
+MODEL_FAMILIES = ["none", "learned", "sinusoidal", "rotary", "relative-bias", "fixed-slopes"]
 RELATIVE = ["none", "rotary", "relative-bias", "fixed-slopes"]
 SMALL = 1e-10
 
@@ -49,7 +49,7 @@ def rows_of(*lengths, seed=2):
 
 
 @pytest.mark.parametrize("largest", [1, 3, 30])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_FAMILIES)
 def test_cached_is_uncached_for_rows_of_all_lengths_also_past_the_context(kind, largest):
     model = small_gpt(kind)
     rows = rows_of(1, 5, 8, 9, 21, 30)
@@ -131,7 +131,7 @@ def test_forks_go_their_own_ways(window, length):
     (prompt,) = rows_of(length)
     _, origin = model.step(prompt[None], model.start(1))
     texts = [prompt, prompt]
-    states = [origin.fork(1), origin.select(torch.tensor([0]))]
+    states = [origin.repeat(1), origin.select(torch.tensor([0]))]
     for token in (1, 2, 3, 4):
         for i in (0, 1):
             new = torch.tensor([token + 5 * i])
@@ -152,10 +152,10 @@ def test_select_and_fork_order(window):
     _, state = model.step(tokens, model.start(3), torch.tensor([2, 6, 12]))
     chosen = state.select(torch.tensor([2, 0, 2]))
     assert chosen.lengths.tolist() == [12, 2, 12]
-    forked = state.fork(2)
-    assert forked.lengths.tolist() == [2, 2, 6, 6, 12, 12]
+    repeat_rows = state.repeat(2)
+    assert repeat_rows.lengths.tolist() == [2, 2, 6, 6, 12, 12]
     new = torch.arange(6)[:, None]
-    for picked, order in ((chosen, [2, 0, 2]), (forked, [0, 0, 1, 1, 2, 2])):
+    for picked, order in ((chosen, [2, 0, 2]), (repeat_rows, [0, 0, 1, 1, 2, 2])):
         log_probs, _ = model.step(new[: len(order)], picked)
         for place, b in enumerate(order):
             expected = uncached(model, torch.cat((rows[b], new[place])))[-1]
@@ -180,7 +180,7 @@ def test_a_state_holds_the_same_memory_for_ever(window):
 
 def test_log_probabilities_are_float32_or_wider():
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
-        model = GPT(modern_style(VOCAB, CONTEXT, 16, 1, 2)).to(dtype).eval()
+        model = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2)).to(dtype).eval()
         log_probs, _ = model.step(torch.tensor([[1, 2, 3]]), model.start(1))
         assert log_probs.dtype == wide
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(1, 3, dtype=wide))
@@ -203,7 +203,7 @@ def test_what_step_refuses():
     with pytest.raises(ValueError, match="fed already"):
         model.step(one, other)
     with pytest.raises(ValueError, match="fed already"):
-        other.fork(2)
+        other.repeat(2)
     model.step(one, after)
 
 
@@ -211,7 +211,7 @@ def test_what_step_refuses():
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_FAMILIES)
 def test_batch_padded_packed_and_explicit(kind, window):
     if window is not None and kind not in RELATIVE:
         with pytest.raises(ValueError, match="a window needs relative positions"):
@@ -253,10 +253,10 @@ def test_the_equality_functions_find_a_fault():
         def __init__(self, change):
             super().__init__()
             self.good, self.change = good, change
-            self.vocab, self.context, self.start, self.step = good.vocab, good.context, good.start, good.step
+            self.vocab_size, self.context, self.start, self.step = good.vocab_size, good.context, good.start, good.step
 
-        def forward(self, batch, taps=None):
-            return self.good(self.change(batch), taps=taps) + (0.01 if taps is not None else 0.0)
+        def forward(self, batch, hooks=None):
+            return self.good(self.change(batch), hooks=hooks) + (0.01 if hooks is not None else 0.0)
 
     def forgetful(batch):
         return text(batch["text"].ids)
@@ -274,12 +274,12 @@ def test_the_equality_functions_find_a_fault():
 def test_taps_see_the_whole_pass_and_change_nothing():
     model = small_gpt("rotary")
     ids = torch.stack(rows_of(8, 8))
-    taps = Taps()
-    torch.testing.assert_close(model(text(ids), taps=taps), model(text(ids)), atol=SMALL, rtol=0)
+    hooks = Hooks()
+    torch.testing.assert_close(model(text(ids), hooks=hooks), model(text(ids)), atol=SMALL, rtol=0)
     layer = ["resid_pre", "attn_scores", "pattern", "attn_heads", "attn_out", "resid_mid", "mlp_out", "resid_post"]
     names = ["embedded", *(f"layers.{n}.{name}" for n in (0, 1) for name in layer), "final", "logits"]
-    assert list(taps.values) == names
-    assert torch.equal(taps.values["layers.0.resid_post"], taps.values["layers.1.resid_pre"])
+    assert list(hooks.values) == names
+    assert torch.equal(hooks.values["layers.0.resid_post"], hooks.values["layers.1.resid_pre"])
 
 
 def test_a_chunk_with_a_cache_takes_no_padding_of_its_own():
@@ -302,7 +302,7 @@ def test_learned_positions_end_with_the_context():
 
 def test_the_chapters_gpt(tinyshakespeare):
     """Reference 3.4 before training: the parameters, and the initial loss on the validation windows."""
-    model = GPT(chapter_style(65, 64, 64, 2, 4), seed=12)
+    model = GPT(classic_preset(65, 64, 64, 2, 4), seed=12)
     assert count_parameters(model) == 112_065
     assert count_parameters(model, trained_only=True) == 112_065
     numbers = {character: number for number, character in enumerate(sorted(set(tinyshakespeare)))}
@@ -320,7 +320,7 @@ def test_the_chapters_gpt(tinyshakespeare):
 
 def test_the_chapters_draws_are_the_frameworks_defaults_in_the_stated_order():
     """Reference 3.4: token table, positions, layers (projections, norms, MLP), norm, output; one seed for all."""
-    model = GPT(chapter_style(65, 64, 64, 2, 4), seed=12)
+    model = GPT(classic_preset(65, 64, 64, 2, 4), seed=12)
     torch.manual_seed(12)
     expected = {"tokens.weight": torch.nn.Embedding(65, 64).weight, "positions.table": 0.02 * torch.randn(64, 64)}
     for number in range(2):
@@ -339,35 +339,35 @@ def test_the_chapters_draws_are_the_frameworks_defaults_in_the_stated_order():
 
 
 def test_the_modern_model_starts_with_layers_that_add_nothing():
-    model = GPT(modern_style(VOCAB, CONTEXT, 16, 2, 4))
-    taps = Taps(["embedded", "layers.1.resid_post"])
-    model(text(torch.stack(rows_of(8, 8))), taps=taps)
-    assert torch.equal(taps.values["embedded"], taps.values["layers.1.resid_post"])
+    model = GPT(modern_preset(VOCAB, CONTEXT, 16, 2, 4))
+    hooks = Hooks(["embedded", "layers.1.resid_post"])
+    model(text(torch.stack(rows_of(8, 8))), hooks=hooks)
+    assert torch.equal(hooks.values["embedded"], hooks.values["layers.1.resid_post"])
 
 
 def test_a_seed_makes_the_model_and_nothing_else_does():
     torch.manual_seed(5)
-    first = GPT(modern_style(VOCAB, CONTEXT, 16, 1, 2), seed=3).state_dict()
+    first = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2), seed=3).state_dict()
     torch.manual_seed(6)
-    same = GPT(modern_style(VOCAB, CONTEXT, 16, 1, 2), seed=3).state_dict()
-    other = GPT(modern_style(VOCAB, CONTEXT, 16, 1, 2), seed=4).state_dict()
+    same = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2), seed=3).state_dict()
+    other = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2), seed=4).state_dict()
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first["tokens.weight"], other["tokens.weight"])
 
 
 @pytest.mark.parametrize("start", ["chapter", "modern"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_FAMILIES)
 @pytest.mark.parametrize("mlp", [{"kind": "plain"}, {"kind": "gated"}, {"kind": "gated", "bias": True}])
 def test_every_choice_of_parts_can_be_built_and_trained(start, kind, mlp):
-    for norm, head_norm in (("layer", None), ("rms", "layer"), ("rms-plain", "rms-plain")):
-        config = GPTConfig(VOCAB, CONTEXT, 16, 1, 4, 2, None, {"kind": kind}, mlp, norm, head_norm, start=start)
+    for norm, qk_norm in (("layer", None), ("rms", "layer"), ("rms-plain", "rms-plain")):
+        config = GPTConfig(VOCAB, CONTEXT, 16, 1, 4, 2, None, {"kind": kind}, mlp, norm, qk_norm, start=start)
         model = GPT(config)
         assert GPTConfig(**config.as_dict()) == config
         model(text(torch.stack(rows_of(8, 8)))).square().sum().backward()
         assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_a_cached_row_does_not_hear_its_neighbour():
+def test_a_cached_row_does_not_hear_its_neighbor():
     model = small_gpt("rotary")
     rows = rows_of(6, 6)
     alone = cached(model, rows[:1], largest=2)[0]

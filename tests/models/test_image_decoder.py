@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.vqvae import ImageCodes, ImageCodesConfig
-from tokenloom.models.image_gpt import Guided, ImageDecoder, ImageDecoderConfig
+from tokenloom.models.image_gpt import ClassifierFreeGuidance, ImageGPT, ImageGPTConfig
+from tokenloom.models.vqvae import VQVAE, VQVAEConfig
 
 
-def randomised(model: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
+def randomized(model: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -16,12 +16,12 @@ def randomised(model: torch.nn.Module, scale: float = 0.3) -> torch.nn.Module:
     return model.double().eval()
 
 
-CONFIG = ImageDecoderConfig(vocab=6, rows=3, columns=4, classes=2, width=8, depth=1, heads=2)
+CONFIG = ImageGPTConfig(vocab_size=6, rows=3, columns=4, classes=2, width=8, depth=1, heads=2)
 
 
-def decoder() -> ImageDecoder:
-    model = randomised(ImageDecoder(CONFIG))
-    assert isinstance(model, ImageDecoder)
+def decoder() -> ImageGPT:
+    model = randomized(ImageGPT(CONFIG))
+    assert isinstance(model, ImageGPT)
     return model
 
 
@@ -83,17 +83,17 @@ def test_guidance_is_its_formula() -> None:
     free[:, 0] = CONFIG.nothing
     with torch.no_grad():
         asked, none = (model(Batch({"cells": Stream(ids=rows)})).log_softmax(-1) for rows in (ids, free))
-    guided = Guided(model, 1.7)
+    guided = ClassifierFreeGuidance(model, 1.7)
     state = guided.start(2)
     first, state = guided.step(ids[:, :5], state)
     second, state = guided.step(ids[:, 5:], state.select(torch.arange(2)))
     expected = (none + 1.7 * (asked - none)).log_softmax(-1)
     assert torch.allclose(torch.cat((first, second), 1), expected, atol=1e-12)
-    assert torch.allclose(Guided(model, 1.0).step(ids, guided.start(2))[0], asked, atol=1e-12)
+    assert torch.allclose(ClassifierFreeGuidance(model, 1.0).step(ids, guided.start(2))[0], asked, atol=1e-12)
 
 
 def test_sides_that_are_no_multiple_of_the_factor() -> None:
-    model = ImageCodes(ImageCodesConfig(height=7, width=10, channels=3, factor=4, codes=5, features=8, depth=4))
+    model = VQVAE(VQVAEConfig(height=7, width=10, channels=3, factor=4, codes=5, features=8, depth=4))
     model.codebook.begin(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
     X = torch.rand(2, 70, 3, generator=torch.Generator().manual_seed(0))
     coded = model.eval()(Batch({"picture": Stream(features=X)}))
@@ -104,7 +104,7 @@ def test_sides_that_are_no_multiple_of_the_factor() -> None:
 
 
 def test_gradients_reach_the_encoder_through_the_codes() -> None:
-    model = ImageCodes(ImageCodesConfig(8, 8, 1, codes=4, features=8, depth=4))
+    model = VQVAE(VQVAEConfig(8, 8, 1, codes=4, features=8, depth=4))
     X = torch.rand(2, 64, 1, generator=torch.Generator().manual_seed(0))
     model(Batch({"picture": Stream(features=X)})).pictures.square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in model.encoder.parameters())

@@ -15,17 +15,17 @@ from tokenloom.models.ngram_smoothing import KneserNey
 class Plain:
     """Interpolated Kneser–Ney straight from the formula: dictionaries, recursion, one token at a time."""
 
-    def __init__(self, documents, vocab, order, modified):
-        self.vocab, self.order = vocab, order
-        neighbours = defaultdict(set)
+    def __init__(self, documents, vocab_size, order, modified):
+        self.vocab_size, self.order = vocab_size, order
+        neighbors = defaultdict(set)
         occurrences = Counter()
         for document in documents:
             for end in range(len(document)):
                 for first in range(max(0, end - order + 1), end + 1):
                     gram = tuple(document[first : end + 1])
                     occurrences[gram] += 1
-                    neighbours[gram].add(document[first - 1] if first > 0 else "start")
-        self.counts = {gram: occurrences[gram] if len(gram) == order else len(neighbours[gram]) for gram in occurrences}
+                    neighbors[gram].add(document[first - 1] if first > 0 else "start")
+        self.counts = {gram: occurrences[gram] if len(gram) == order else len(neighbors[gram]) for gram in occurrences}
         self.discounts = {m: self.estimate(m, modified) for m in range(1, order + 1)}
 
     def estimate(self, length, modified):
@@ -41,8 +41,8 @@ class Plain:
 
     def probability(self, token, history):
         history = tuple(history)
-        lower = self.probability(token, history[1:]) if history else 1 / self.vocab
-        followers = {w: self.counts.get((*history, w), 0) for w in range(self.vocab)}
+        lower = self.probability(token, history[1:]) if history else 1 / self.vocab_size
+        followers = {w: self.counts.get((*history, w), 0) for w in range(self.vocab_size)}
         total = sum(followers.values())
         if total == 0:
             return lower
@@ -62,11 +62,11 @@ class Plain:
         return np.array(values)
 
 
-def documents(seed, lengths, vocab):
+def documents(seed, lengths, vocab_size):
     """Skewed random tokens, so that n-grams repeat and all count classes occur."""
     generator = np.random.default_rng(seed)
-    weights = generator.dirichlet(np.full(vocab, 0.7))
-    return [generator.choice(vocab, size=n, p=weights) for n in lengths]
+    weights = generator.dirichlet(np.full(vocab_size, 0.7))
+    return [generator.choice(vocab_size, size=n, p=weights) for n in lengths]
 
 
 @pytest.mark.parametrize("modified", [False, True])
@@ -100,7 +100,7 @@ def grams(ids, length):
 
 def test_numbers_worked_by_hand():
     # Order 2 on "a b a b c". Bigrams ab 2, ba 1, bc 1: n1 = 2, n2 = 1, D = 2/4 = 0.5.
-    # Left neighbours: a {start, b} = 2, b {a} = 1, c {b} = 1: n1 = 2, n2 = 1, D = 0.5, total 4; vocabulary 4.
+    # Left neighbors: a {start, b} = 2, b {a} = 1, c {b} = 1: n1 = 2, n2 = 1, D = 0.5, total 4; vocabulary 4.
     # p(a) = 1.5/4 + 1.5/4 · 1/4 = 0.46875, p(b) = p(c) = 0.5/4 + 0.09375 = 0.21875, p(d) = 0.09375.
     # p(b|a) = 1.5/2 + 0.5/2 · 0.21875 = 0.8046875. p(a|b) = 0.5/2 + 1/2 · 0.46875 = 0.484375.
     # p(d|b) = 1/2 · 0.09375 = 0.046875. Nothing follows c: p(a|c) = p(a).
@@ -113,12 +113,12 @@ def test_numbers_worked_by_hand():
 
 @pytest.mark.parametrize("modified", [False, True])
 def test_probabilities_sum_to_one_after_any_context(modified):
-    vocab, order = 9, 4
-    model = Ngram.fit(documents(3, [200, 150], 8), vocab, order, KneserNey(modified))
+    vocab_size, order = 9, 4
+    model = Ngram.fit(documents(3, [200, 150], 8), vocab_size, order, KneserNey(modified))
     generator = np.random.default_rng(1)
-    contexts = generator.integers(0, vocab, (60, order - 1))
-    rows = np.concatenate([np.repeat(contexts, vocab, 0), np.tile(np.arange(vocab), 60)[:, None]], 1)
-    scored = np.exp(model.log_probs(rows)[:, -1]).reshape(60, vocab)
+    contexts = generator.integers(0, vocab_size, (60, order - 1))
+    rows = np.concatenate([np.repeat(contexts, vocab_size, 0), np.tile(np.arange(vocab_size), 60)[:, None]], 1)
+    scored = np.exp(model.log_probs(rows)[:, -1]).reshape(60, vocab_size)
     np.testing.assert_allclose(scored.sum(1), 1, atol=1e-12)
     assert scored.min() > 0
     logs, _ = model.step(torch.from_numpy(contexts), model.start(60))
@@ -163,10 +163,10 @@ def test_states_fork_and_select_as_independent_values():
     model = Ngram.fit(documents(7, [300], 5), 5, 4)
     tokens = torch.tensor([[0, 1, 2], [3, 4, 0]])
     _, state = model.step(tokens, model.start(2))
-    forked = state.fork(2)
-    assert forked.tail.tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 0], [3, 4, 0]]
-    assert forked.lengths.tolist() == [3, 3, 3, 3]
-    logs, after = model.step(torch.tensor([[1], [2], [3], [4]]), forked)
+    repeat_rows = state.repeat(2)
+    assert repeat_rows.tail.tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 0], [3, 4, 0]]
+    assert repeat_rows.lengths.tolist() == [3, 3, 3, 3]
+    logs, after = model.step(torch.tensor([[1], [2], [3], [4]]), repeat_rows)
     for row, (history, token) in enumerate([((0, 1, 2), 1), ((0, 1, 2), 2), ((3, 4, 0), 3), ((3, 4, 0), 4)]):
         expected, _ = model.step(torch.tensor([[*history, token]]), model.start(1))
         assert torch.equal(logs[row, 0], expected[0, -1])
@@ -224,7 +224,7 @@ def test_ids_of_any_integer_width_and_large_vocabularies_count_alike():
 def test_wrong_use_is_refused():
     ids = np.array([0, 1, 2])
     model = Ngram.fit([ids], 3, 2)
-    assert (model.vocab, model.context) == (3, 1)
+    assert (model.vocab_size, model.context) == (3, 1)
     with pytest.raises(ValueError, match="at least one token"):
         Ngram.fit([ids[:0]], 3)
     with pytest.raises(ValueError, match=r"0 … 1, not 0 … 2"):

@@ -8,7 +8,7 @@ import torch
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.recurrent import OneHot, RecurrentConfig, RecurrentLM
 
-TINY = RecurrentConfig(cell="rnn", vocab=7, context=8, width=6, depth=2)
+TINY = RecurrentConfig(cell="rnn", vocab_size=7, context=8, width=6, depth=2)
 
 
 def model_of(cell: str, **changes: object) -> RecurrentLM:
@@ -23,9 +23,9 @@ def ids(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_what_stands_before_a_window_is_known_but_gets_no_gradient(cell: str) -> None:
     model, rows = model_of(cell, embedding=4), ids(3, 12)
     whole = model(Batch({"text": Stream(ids=rows)}))
-    carried = model(Batch({"text": Stream(ids=rows[:, 5:]), "before": Stream(ids=rows[:, :5])}))
-    torch.testing.assert_close(carried, whole[:, 5:], rtol=0, atol=1e-12)
-    carried.sum().backward()
+    adapt_tensor = model(Batch({"text": Stream(ids=rows[:, 5:]), "before": Stream(ids=rows[:, :5])}))
+    torch.testing.assert_close(adapt_tensor, whole[:, 5:], rtol=0, atol=1e-12)
+    adapt_tensor.sum().backward()
     only_before = set(rows[:, :5].unique().tolist()) - set(rows[:, 5:].unique().tolist())
     rows[:, 5:] = rows[:, 5:].clamp(max=5)
     model.zero_grad()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.word_vectors import BLOCK, WordVectors, neighbours_of, surroundings
+from tokenloom.models.word_vectors import BLOCK, WordVectors, neighbors_of, surroundings
 
 
 def model_of(kind: str, window: int, width: int = 6) -> WordVectors:
@@ -29,7 +29,7 @@ def test_skip_gram_is_each_word_times_each_beside_it(N: int, window: int) -> Non
     v, u = model.words.weight, model.outputs.weight
     assert positive.shape == (2, N, 2 * window)
     distances = [*range(-window, 0), *range(1, window + 1)]
-    beside = neighbours_of(ids, window)
+    beside = neighbors_of(ids, window)
     for b in range(2):
         for n in range(N):
             for place, distance in enumerate(distances):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.ngram_lm import NgramModel
 from tokenloom.models.ngram import Ngram, jelinek_mercer
+from tokenloom.models.ngram_lm import NgramModel
 from tokenloom.models.ngram_smoothing import BUCKETS, Additive, JelinekMercer, KneserNey, best_weights
 
 VOCAB = 6

@@ -3,16 +3,16 @@ from itertools import pairwise
 import torch
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import modern_style
-from tokenloom.models.text_classifier import ClassifierConfig, Readout, TextClassifier
+from tokenloom.models.gpt import modern_preset
+from tokenloom.models.text_classifier import ClassificationHead, ClassifierConfig, TextClassifier
 
 
 def config(**changes: object) -> ClassifierConfig:
-    sizes = modern_style(vocab=30, context=16, width=8, depth=1, heads=2).as_dict()
+    sizes = modern_preset(vocab_size=30, context=16, width=8, depth=1, heads=2).as_dict()
     return ClassifierConfig(**{**sizes, "outputs": 3, "read": "class", "grams": 2, "buckets": 1009, **changes})
 
 
-def randomised(readout: Readout) -> Readout:
+def randomized(readout: ClassificationHead) -> ClassificationHead:
     generator = torch.Generator().manual_seed(3)
     for parameter in readout.parameters():
         parameter.data.normal_(generator=generator)
@@ -26,7 +26,7 @@ def test_a_fresh_model_gives_every_class_the_same_probability() -> None:
 
 
 def test_the_readout_without_a_bag_is_the_formula() -> None:
-    readout = randomised(Readout(config(grams=0)))
+    readout = randomized(ClassificationHead(config(grams=0)))
     X = torch.randn(1, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     real = torch.tensor([[False, True, True, True, False]])
     kept = X[0, 1:4]
@@ -38,7 +38,7 @@ def test_the_readout_without_a_bag_is_the_formula() -> None:
 
 def test_the_bag_has_one_row_for_each_n_gram_and_none_for_the_class_token() -> None:
     """Two texts share a row if and only if they share an n-gram; sums are divided by the root of the number."""
-    readout = randomised(Readout(config(buckets=1 << 20)))
+    readout = randomized(ClassificationHead(config(buckets=1 << 20)))
     assert readout.bag is not None
 
     def bag(*ids: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ def test_the_bag_has_one_row_for_each_n_gram_and_none_for_the_class_token() -> N
 
 def test_padding_on_either_side_changes_nothing() -> None:
     model = TextClassifier(config()).double().eval()
-    randomised(model.readout)
+    randomized(model.readout)
     ids = torch.randint(29, (3, 6), generator=torch.Generator().manual_seed(2))
     plain = model(Batch({"text": Stream(ids=ids)}))
     junk = torch.randint(30, (3, 4), generator=torch.Generator().manual_seed(4))

@@ -6,13 +6,13 @@ import torch
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.vision import Sinusoidal2D, VisionConfig, VisionTransformer, resized_positions
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
 from tokenloom.tokenizers.patches import Patches
 
 PLAIN = {
     "mlp": {"kind": "plain", "activation": "gelu", "bias": True},
     "norm": "layer",
-    "head_norm": None,
+    "qk_norm": None,
     "read": "class",
     "bias": True,
     "start": "plain",
@@ -133,9 +133,9 @@ def test_positions_are_stretched_over_another_grid() -> None:
 
 
 def test_taps_show_the_patterns() -> None:
-    taps = Taps("layers.*.pattern")
-    perturbed(CONFIG)(Batch({"image": Stream(features=image())}), taps)
-    assert {name: tuple(value.shape) for name, value in taps.values.items()} == {
+    hooks = Hooks("layers.*.pattern")
+    perturbed(CONFIG)(Batch({"image": Stream(features=image())}), hooks)
+    assert {name: tuple(value.shape) for name, value in hooks.values.items()} == {
         "layers.0.pattern": (2, 2, 7, 7),
         "layers.1.pattern": (2, 2, 7, 7),
     }

@@ -9,8 +9,8 @@ from torch import nn
 
 import tokenloom.nn.attention as module
 from tokenloom.nn.attention import MultiHeadAttention, attention, explicit_attention, fused_attention
-from tokenloom.nn.masks import Causal, Dense, Padding, Segments, Window
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.masks import Causal, DenseMask, Padding, Segments, SlidingWindow
 
 DH, DV = 3, 2
 
@@ -128,7 +128,7 @@ SHAPES = [(), (6,), (5, 1), (5, 6), (H, 1, 1), (H, 5, 6), (1, H, 5, 6), (B, 1, 5
 def test_a_bias_of_any_shape_that_fits(shape):
     Q, K, V = inputs(5, 6)
     bias = draw(*shape, seed=5).requires_grad_()
-    for mask in (None, Causal(), Causal(9), Window(2), Causal(torch.tensor([0, 2])) & Window(3)):
+    for mask in (None, Causal(), Causal(9), SlidingWindow(2), Causal(torch.tensor([0, 2])) & SlidingWindow(3)):
         Y, _ = assert_roads_agree(Q, K, V, mask, bias)
         whole = torch.ones(B, H, 5, 6, dtype=torch.bool)
         if mask is not None:
@@ -152,7 +152,7 @@ def test_block_by_block_is_all_at_once(monkeypatch, entries, kinds, biased):
 def test_gradients_are_those_of_finite_differences():
     Q, K, V = inputs(3, 4)
     bias = draw(H, 3, 4, seed=7).requires_grad_()
-    for mask in (Causal(-1), Window(1) & Causal(), Padding(torch.tensor([[True, False] * 2, [False] * 4]))):
+    for mask in (Causal(-1), SlidingWindow(1) & Causal(), Padding(torch.tensor([[True, False] * 2, [False] * 4]))):
         for road in (fused_attention, lambda *given: explicit_attention(*given)[0]):
 
             def run(Q, K, V, bias, road=road, mask=mask):
@@ -161,7 +161,7 @@ def test_gradients_are_those_of_finite_differences():
             assert torch.autograd.gradcheck(run, (Q, K, V, bias))
 
 
-@pytest.mark.parametrize("mask", [None, Causal(), Window(2), Causal(-3)])
+@pytest.mark.parametrize("mask", [None, Causal(), SlidingWindow(2), Causal(-3)])
 def test_no_keys_at_all(mask):
     Q, K, V = inputs(3, 0)
     for Y in (attention(Q, K, V, mask), attention(Q, K, V, mask, return_weights=True)[0]):
@@ -213,11 +213,11 @@ def test_the_spy_on_memory_sees_an_explicit_attention():
     assert largest_allocation(lambda: explicit_attention(Q, K, V)) >= 4 * 512 * 512
 
 
-@pytest.mark.parametrize("mask", [Causal(), Causal() & Window(64), Causal(20_000)])
+@pytest.mark.parametrize("mask", [Causal(), Causal() & SlidingWindow(64), Causal(20_000)])
 def test_16384_tokens_never_meet_all_at_once(mask, monkeypatch):
     """Causal and windowed attention neither ask for a rectangle of N×M, 268 million entries, nor allocate one."""
     N, asked = 16_384, [0]
-    for kind in (Causal, Window):
+    for kind in (Causal, SlidingWindow):
         real = kind.allowed
 
         def spy(self, queries, keys, real=real):
@@ -300,10 +300,10 @@ def test_multi_head_is_the_frameworks(bias, masked):
     mask = Causal() & Padding(real) if masked else None
     given = {"attn_mask": torch.ones(7, 7).triu(1).bool(), "key_padding_mask": ~real} if masked else {}
     expected, weights = theirs(X, X, X, need_weights=True, average_attn_weights=False, **given)
-    taps = Taps("pattern")
-    torch.testing.assert_close(ours(X, mask=mask, taps=taps), expected, atol=1e-6, rtol=0)
+    hooks = Hooks("pattern")
+    torch.testing.assert_close(ours(X, mask=mask, hooks=hooks), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(ours(X, mask=mask), expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(taps.values["pattern"], weights, atol=1e-6, rtol=0)
+    torch.testing.assert_close(hooks.values["pattern"], weights, atol=1e-6, rtol=0)
 
 
 def test_cross_attention_is_the_frameworks():
@@ -323,14 +323,14 @@ def test_the_layer_is_a_sum_over_heads():
     for heads in (1, 2, 4, 8):
         layer = MultiHeadAttention(16, heads)
         assert sum(p.numel() for p in layer.parameters()) == 1024
-        X, taps, width = torch.randn(2, 9, 16), Taps("pattern"), 16 // heads
-        Y = layer(X, taps=taps)
+        X, hooks, width = torch.randn(2, 9, 16), Hooks("pattern"), 16 // heads
+        Y = layer(X, hooks=hooks)
         W_q, W_k, W_v, W_o = (m.weight.T for m in (layer.W_q, layer.W_k, layer.W_v, layer.W_o))
         total = torch.zeros_like(Y)
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
             A = (X @ W_q[:, part] @ (X @ W_k[:, part]).transpose(1, 2) / math.sqrt(width)).softmax(-1)
-            torch.testing.assert_close(taps.values["pattern"][:, h], A, atol=1e-6, rtol=0)
+            torch.testing.assert_close(hooks.values["pattern"][:, h], A, atol=1e-6, rtol=0)
             total += A @ X @ W_v[:, part] @ W_o[part]
         torch.testing.assert_close(Y, total, atol=1e-5, rtol=0)
 
@@ -366,16 +366,16 @@ def test_the_padding_mask():
 
 def test_multi_head_taps_take_the_explicit_road_to_the_same_result():
     torch.manual_seed(0)
-    layer = MultiHeadAttention(16, 4, kv_heads=2, head_norm=nn.LayerNorm).double()
-    X, taps = draw(2, 6, 16), Taps()
+    layer = MultiHeadAttention(16, 4, kv_heads=2, qk_norm=nn.LayerNorm).double()
+    X, hooks = draw(2, 6, 16), Hooks()
     mask = Causal() & Segments(*[torch.tensor([[0, 0, 1, 1, 1, 2]] * 2)] * 2)
-    torch.testing.assert_close(layer(X, mask=mask, taps=taps), layer(X, mask=mask), atol=1e-12, rtol=0)
-    shapes = {name: tuple(value.shape) for name, value in taps.values.items()}
+    torch.testing.assert_close(layer(X, mask=mask, hooks=hooks), layer(X, mask=mask), atol=1e-12, rtol=0)
+    shapes = {name: tuple(value.shape) for name, value in hooks.values.items()}
     assert shapes == {"attn_scores": (2, 4, 6, 6), "pattern": (2, 4, 6, 6), "attn_heads": (2, 6, 4, 4)}
-    heads = taps.values["pattern"] @ torch.stack(
+    heads = hooks.values["pattern"] @ torch.stack(
         [layer.W_v(X).unflatten(-1, (2, 4))[:, :, h // 2] for h in range(4)], 1
     )
-    torch.testing.assert_close(taps.values["attn_heads"], heads.transpose(1, 2), atol=1e-12, rtol=0)
+    torch.testing.assert_close(hooks.values["attn_heads"], heads.transpose(1, 2), atol=1e-12, rtol=0)
 
 
 def test_a_head_can_be_switched_off_by_a_tap():
@@ -383,23 +383,23 @@ def test_a_head_can_be_switched_off_by_a_tap():
     torch.manual_seed(0)
     layer, X = MultiHeadAttention(16, 4), torch.randn(2, 5, 16)
     off = torch.tensor([1.0, 0.0, 1.0, 1.0])[:, None]
-    Y = layer(X, taps=Taps((), {"attn_heads": lambda heads: heads * off}))
+    Y = layer(X, hooks=Hooks((), {"attn_heads": lambda heads: heads * off}))
     part = layer.W_v(X)[..., 4:8]
-    taps = Taps("pattern")
-    layer(X, taps=taps)
-    head = taps.values["pattern"][:, 1] @ part @ layer.W_o.weight.T[4:8]
+    hooks = Hooks("pattern")
+    layer(X, hooks=hooks)
+    head = hooks.values["pattern"][:, 1] @ part @ layer.W_o.weight.T[4:8]
     torch.testing.assert_close(Y, layer(X) - head, atol=1e-6, rtol=0)
-    even = layer(X, taps=Taps((), {"pattern": lambda A: torch.full_like(A, 1 / 5)}))
+    even = layer(X, hooks=Hooks((), {"pattern": lambda A: torch.full_like(A, 1 / 5)}))
     torch.testing.assert_close(even, layer.W_o(layer.W_v(X).mean(1, keepdim=True)).expand(2, 5, 16), atol=1e-6, rtol=0)
 
 
 def test_head_norms_come_before_the_scores():
     torch.manual_seed(0)
-    layer = MultiHeadAttention(8, 2, head_norm=lambda width: nn.RMSNorm(width, eps=1e-6)).double()
+    layer = MultiHeadAttention(8, 2, qk_norm=lambda width: nn.RMSNorm(width, eps=1e-6)).double()
     with torch.no_grad():
         layer.norm_q.weight.copy_(draw(4, seed=1))
-    X, taps = draw(1, 3, 8), Taps("attn_scores")
-    layer(X, taps=taps)
+    X, hooks = draw(1, 3, 8), Hooks("attn_scores")
+    layer(X, hooks=hooks)
 
     def normed(Y):
         return Y / (Y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -407,16 +407,16 @@ def test_head_norms_come_before_the_scores():
     Q = normed(layer.W_q(X).view(1, 3, 2, 4)) * layer.norm_q.weight
     K = normed(layer.W_k(X).view(1, 3, 2, 4))
     expected = torch.einsum("bnhd,bmhd->bhnm", Q, K) / 2
-    torch.testing.assert_close(taps.values["attn_scores"], expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(hooks.values["attn_scores"], expected, atol=1e-12, rtol=0)
 
 
 def test_dense_masks_from_outside():
     """A mask for each head: head 0 sees itself, head 1 sees the last token."""
     torch.manual_seed(0)
-    layer, X, taps = MultiHeadAttention(8, 2), torch.randn(1, 4, 8), Taps("pattern")
+    layer, X, hooks = MultiHeadAttention(8, 2), torch.randn(1, 4, 8), Hooks("pattern")
     allowed = torch.stack((torch.eye(4), torch.eye(4)[[3, 3, 3, 3]])).bool()[None]
-    layer(X, mask=Dense(allowed), taps=taps)
-    torch.testing.assert_close(taps.values["pattern"], allowed.float())
+    layer(X, mask=DenseMask(allowed), hooks=hooks)
+    torch.testing.assert_close(hooks.values["pattern"], allowed.float())
 
 
 def test_heads_that_do_not_divide():

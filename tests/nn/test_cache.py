@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenloom.nn.cache import KeyValueCache, MemoryCache
-from tokenloom.nn.masks import materialise
+from tokenloom.nn.masks import to_dense
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def feed(cache, counts, N):
         keys, values = cache.layer(layer).extend(K, -K)
         assert torch.equal(keys, -values)
         M = keys.shape[2]
-        whole = torch.ones(rows, 1, N, M) if mask is None else materialise(mask, N, M, CPU).expand(rows, 1, N, M)
+        whole = torch.ones(rows, 1, N, M) if mask is None else to_dense(mask, N, M, CPU).expand(rows, 1, N, M)
         key_positions = key_positions.expand(rows, M)
         assert positions.expand(rows, N).tolist() == [list(range(lengths[b], lengths[b] + N)) for b in range(rows)]
         for b in range(rows):

@@ -5,17 +5,17 @@ import torch
 from torch import nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, chapter_style
-from tokenloom.nn.lora import LowRank, adapt
+from tokenloom.models.gpt import GPT, classic_preset
+from tokenloom.nn.lora import LoRALinear, apply_lora
 from tokenloom.nn.parts import count_parameters
 
 
 def test_the_chapters_model_gets_2048_numbers() -> None:
-    model = GPT(chapter_style(65, 64, 64, 2, 4), seed=12)
+    model = GPT(classic_preset(65, 64, 64, 2, 4), seed=12)
     batch = Batch({"text": Stream(ids=torch.arange(40).view(2, 20))})
     with torch.no_grad():
         before = model(batch)
-    adapters = adapt(model, rank=4, generator=torch.Generator().manual_seed(1))
+    adapters = apply_lora(model, rank=4, generator=torch.Generator().manual_seed(1))
     trained = [p for p in model.parameters() if p.requires_grad]
     assert (len(adapters), sum(p.numel() for p in trained)) == (4, 2048)
     assert count_parameters(model) == 112_065 + 2048
@@ -42,7 +42,7 @@ def test_the_chapters_model_gets_2048_numbers() -> None:
 
 def test_the_formula_worked_by_hand() -> None:
     base = nn.Linear(2, 2)
-    adapter = LowRank(base, 1)
+    adapter = LoRALinear(base, 1)
     with torch.no_grad():
         base.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T)
         base.bias.copy_(torch.tensor([0.5, -0.5]))
@@ -55,6 +55,6 @@ def test_the_formula_worked_by_hand() -> None:
 
 def test_what_cannot_be_adapted() -> None:
     with pytest.raises(ValueError, match="from 1 to 3"):
-        LowRank(nn.Linear(3, 5), 4)
+        LoRALinear(nn.Linear(3, 5), 4)
     with pytest.raises(ValueError, match="no linear map of the model is called W_x"):
-        adapt(nn.Sequential(nn.Linear(2, 2)), 1, ("W_x",))
+        apply_lora(nn.Sequential(nn.Linear(2, 2)), 1, ("W_x",))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mask_kinds import B, H, all_kinds, both, by_rule, single_kinds
 
-from tokenloom.nn.masks import Causal, Dense, Padding, Window, materialise
+from tokenloom.nn.masks import Causal, DenseMask, Padding, SlidingWindow, to_dense
 
 SIZES = [(1, 1), (1, 6), (5, 5), (5, 3), (3, 7), (6, 2)]
 
@@ -12,7 +12,7 @@ SIZES = [(1, 1), (1, 6), (5, 5), (5, 3), (3, 7), (6, 2)]
 @pytest.mark.parametrize(("N", "M"), SIZES)
 def test_every_kind_and_every_pair_allows_what_its_rule_says(N, M):
     for kind in all_kinds(N, M):
-        whole = materialise(kind.mask, N, M, torch.device("cpu"))
+        whole = to_dense(kind.mask, N, M, torch.device("cpu"))
         assert whole.dtype == torch.bool, kind.name
         assert torch.equal(whole.expand(B, H, N, M), by_rule(kind, N, M)), kind.name
 
@@ -39,8 +39,8 @@ def test_key_range_never_leaves_out_an_allowed_key(N, M):
 
 
 def test_key_range_is_narrow_where_it_can_be():
-    assert (Causal() & Window(4)).key_range(10, 12, 100) == (7, 12)
-    assert (Causal(3) & Window(4, 3)).key_range(10, 12, 100) == (10, 15)
+    assert (Causal() & SlidingWindow(4)).key_range(10, 12, 100) == (7, 12)
+    assert (Causal(3) & SlidingWindow(4, 3)).key_range(10, 12, 100) == (10, 15)
     assert Causal(-5).key_range(0, 4, 100) == (0, 0)
 
 
@@ -62,7 +62,7 @@ def test_always_something_is_known_for_what_models_use():
     triple = kinds["causal"].mask & kinds["window 2"].mask & kinds["packed"].mask
     assert triple.always_something(5, 5)
     assert Causal().always_something(9, 2)  # the first key is the past of every query
-    assert not Window(2).always_something(9, 2)
+    assert not SlidingWindow(2).always_something(9, 2)
     assert not Causal().always_something(3, 0)
     assert not (Causal() & kinds["padding on the left"].mask).always_something(5, 5)
 
@@ -70,21 +70,21 @@ def test_always_something_is_known_for_what_models_use():
 def test_a_dense_mask_is_cut_to_size_and_believed():
     """One made for more tokens serves fewer; one made for fewer is no mask for more."""
     tensor = torch.rand(2, 6, 8, generator=torch.Generator().manual_seed(0)) < 0.5
-    assert torch.equal(materialise(Dense(tensor), 4, 5, torch.device("cpu")), tensor[:, None, :4, :5])
-    assert torch.equal(materialise(Dense(tensor), 6, 8, torch.device("cpu")), tensor[:, None])
+    assert torch.equal(to_dense(DenseMask(tensor), 4, 5, torch.device("cpu")), tensor[:, None, :4, :5])
+    assert torch.equal(to_dense(DenseMask(tensor), 6, 8, torch.device("cpu")), tensor[:, None])
     with pytest.raises(IndexError):
-        materialise(Dense(tensor[:, :1]), 4, 5, torch.device("cpu"))
-    assert Dense(tensor, something=True).always_something(6, 8)
-    assert not Dense(tensor).always_something(6, 8)
+        to_dense(DenseMask(tensor[:, :1]), 4, 5, torch.device("cpu"))
+    assert DenseMask(tensor, something=True).always_something(6, 8)
+    assert not DenseMask(tensor).always_something(6, 8)
 
 
 def test_refusals():
     with pytest.raises(ValueError, match="a window of 0 keys"):
-        Window(0)
+        SlidingWindow(0)
     with pytest.raises(ValueError, match=r"not torch.float32 of shape \(2, 2\)"):
-        Dense(torch.ones(2, 2))
+        DenseMask(torch.ones(2, 2))
     with pytest.raises(ValueError, match=r"of shape \(2,\)"):
-        Dense(torch.ones(2, dtype=torch.bool))
+        DenseMask(torch.ones(2, dtype=torch.bool))
 
 
 def test_padding_of_lengths():

@@ -8,10 +8,10 @@ from needs import lacking
 from torch import nn
 
 from tokenloom.nn.attention import MultiHeadAttention
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.masks import Causal, Mask, Padding
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import Positions, make_positions
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 D, H, L, VOCAB, LIMIT = 32, 4, 2, 50, 16
@@ -28,12 +28,12 @@ class Decoder(nn.Module):
         if tied:
             self.readout.weight = self.tokens.weight
 
-    def forward(self, ids, real=None, taps=None):
+    def forward(self, ids, real=None, hooks=None):
         places = torch.arange(ids.shape[1])[None]
         mask: Mask = Causal() if real is None else Causal() & Padding(real)
         X = self.positions.add(self.tokens(ids), places)
-        placement = self.positions.placement(places, places, X.dtype)
-        return self.readout(self.transformer(X, mask=mask, placement=placement, taps=taps))
+        position_info = self.positions.position_info(places, places, X.dtype)
+        return self.readout(self.transformer(X, mask=mask, position_info=position_info, hooks=hooks))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def transformers():
     return transformers
 
 
-def randomise(model):
+def randomize(model):
     """Random numbers everywhere, biases and norms too, so that no part is idle."""
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -119,10 +119,10 @@ def assert_same(ours, theirs):
     ids = torch.randint(VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
     real = torch.arange(12) < torch.tensor([[12], [7], [1]])
     with torch.no_grad():
-        expected, taps = theirs(ids, output_attentions=True), Taps("*.pattern")
-        for logits in (ours(ids), ours(ids, taps=taps)):
+        expected, hooks = theirs(ids, output_attentions=True), Hooks("*.pattern")
+        for logits in (ours(ids), ours(ids, hooks=hooks)):
             torch.testing.assert_close(logits, expected.logits, atol=1e-5, rtol=0)
-        for pattern, weights in zip(taps.values.values(), expected.attentions, strict=True):
+        for pattern, weights in zip(hooks.values.values(), expected.attentions, strict=True):
             torch.testing.assert_close(pattern, weights, atol=1e-5, rtol=0)
         padded = theirs(ids, attention_mask=real.long()).logits
         torch.testing.assert_close(ours(ids, real)[real], padded[real], atol=1e-5, rtol=0)
@@ -133,7 +133,7 @@ def test_gpt2(transformers):
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_positions=LIMIT, n_embd=D, n_layer=L, n_head=H, attn_implementation="eager"
     )
-    theirs = randomise(transformers.GPT2LMHeadModel(config))
+    theirs = randomize(transformers.GPT2LMHeadModel(config))
     assert_same(like_gpt2(theirs), theirs)
 
 
@@ -144,6 +144,6 @@ def test_llama(transformers, kv_heads, base):
         num_key_value_heads=kv_heads, max_position_embeddings=LIMIT, rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": base}, attn_implementation="eager",
     )  # fmt: skip
-    theirs = randomise(transformers.LlamaForCausalLM(config))
+    theirs = randomize(transformers.LlamaForCausalLM(config))
     assert theirs.model.rotary_emb.inv_freq[1].item() == pytest.approx(base**-0.25)
     assert_same(like_llama(theirs, kv_heads, base), theirs)

@@ -59,8 +59,8 @@ def test_sizes_unless_given():
 def test_norms_are_their_formulas():
     X, scale = 3 * draw(2, 3, 8) + 1, draw(8, seed=1)
     rms = X / (X.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    centred = X - X.mean(-1, keepdim=True)
-    layer = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    centerd = X - X.mean(-1, keepdim=True)
+    layer = centerd / (centerd.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     for kind, expected in (("layer", layer * scale), ("rms", rms * scale), ("rms-plain", rms)):
         norm = make_norm(kind, 8).double()
         for parameter in (norm.weight,) if kind != "rms-plain" else ():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tokenloom.nn.positions import (
-    FixedSlopes,
+    ALiBi,
     Learned,
     Positions,
     RelativeBias,
@@ -166,9 +166,9 @@ def test_relative_bias_starts_at_nothing():
 
 
 def test_fixed_slopes_by_hand():
-    part = FixedSlopes(4)
+    part = ALiBi(4)
     assert part.slopes.tolist() == [1 / 4, 1 / 16, 1 / 64, 1 / 256]
-    assert FixedSlopes(8).slopes.tolist() == [2.0**-h for h in range(1, 9)]
+    assert ALiBi(8).slopes.tolist() == [2.0**-h for h in range(1, 9)]
     bias = part.bias(at(0, 3), at(0, 1, 7))
     distances = torch.tensor([[0.0, 1, 7], [3, 2, 4]])
     expected = torch.stack([-slope * distances for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256)])
@@ -195,7 +195,7 @@ def test_learned_positions_and_their_limit():
 def test_none_adds_nothing():
     part, X = Positions(), draw(1, 3, 4)
     assert part.add(X, at(0, 1, 2)) is X
-    assert part.placement(at(0, 1, 2)) == (None, None)
+    assert part.position_info(at(0, 1, 2)) == (None, None)
 
 
 SETTINGS = {
@@ -215,17 +215,17 @@ def test_packed_documents_restart_by_their_positions(kind):
     positions, same = at(0, 1, 2, 0, 1), torch.ones(1, 5, 8, dtype=torch.float64)
     X = part.add(same, positions)[0]
     assert torch.equal(X[:2], X[3:])
-    placement = part.placement(positions, None, torch.float64)
-    for table in placement.rotation or ():
+    position_info = part.position_info(positions, None, torch.float64)
+    for table in position_info.rotation or ():
         assert torch.equal(table[:, :, :2], table[:, :, 3:])
-    if placement.bias is not None:
-        assert torch.equal(placement.bias[..., :2, :2], placement.bias[..., 3:, 3:])
-        assert torch.equal(placement.bias[..., :2], placement.bias[..., 3:])
+    if position_info.bias is not None:
+        assert torch.equal(position_info.bias[..., :2, :2], position_info.bias[..., 3:, 3:])
+        assert torch.equal(position_info.bias[..., :2], position_info.bias[..., 3:])
 
 
 def test_make_positions_makes_what_the_config_names():
     made = {kind: make_positions({"kind": kind, **more}, width=8, heads=2, limit=10) for kind, more in SETTINGS.items()}
-    kinds = [Positions, Learned, Sinusoidal, Rotary, RelativeBias, FixedSlopes]
+    kinds = [Positions, Learned, Sinusoidal, Rotary, RelativeBias, ALiBi]
     assert [type(part) for part in made.values()] == kinds
     assert made["learned"].table.shape == (10, 8)
     assert (made["rotary"].head_width, made["rotary"].base, made["rotary"].scaling) == (4, 500.0, 2.0)

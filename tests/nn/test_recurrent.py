@@ -12,8 +12,8 @@ from tokenloom.nn.recurrent import (
     LSTM,
     Elman,
     counted_through,
-    fresh_state,
     gradients_through_time,
+    initial_state,
     through,
 )
 
@@ -74,8 +74,8 @@ def test_the_gru_is_its_formula() -> None:
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_text_in_two_parts_with_the_state_carried_is_the_text(kind: str) -> None:
     layer, X = layer_of(kind), inputs()
-    whole, last = layer(X, fresh_state(layer, X))
-    first, state = layer(X[:, :3], fresh_state(layer, X))
+    whole, last = layer(X, initial_state(layer, X))
+    first, state = layer(X[:, :3], initial_state(layer, X))
     second, after = layer(X[:, 3:], state)
     torch.testing.assert_close(torch.cat((first, second), 1), whole, rtol=0, atol=1e-12)
     torch.testing.assert_close(after, last, rtol=0, atol=1e-12)
@@ -89,20 +89,20 @@ def test_a_document_that_begins_inside_a_row_knows_nothing_of_what_stood_before(
     given = torch.randn(layer.parts, B, M, dtype=torch.float64)
     Y, _ = through(layer, X, given, starts)
     for row, cuts in enumerate(([0, 2, N], [0, 5, N], [0, N], [0, N])):
-        state = given[:, row : row + 1] if row != 3 else fresh_state(layer, X[:1])
+        state = given[:, row : row + 1] if row != 3 else initial_state(layer, X[:1])
         for first, last in pairwise(cuts):
             alone, _ = layer(X[row : row + 1, first:last], state)
             torch.testing.assert_close(Y[row, first:last], alone[0], rtol=0, atol=1e-12)
-            state = fresh_state(layer, X[:1])
+            state = initial_state(layer, X[:1])
 
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_rows_of_different_lengths_have_the_state_of_their_last_token(kind: str) -> None:
     layer, X = layer_of(kind), inputs()
     counts = torch.tensor([3, 7, 1, 3])
-    Y, state = counted_through(layer, X, fresh_state(layer, X), counts)
+    Y, state = counted_through(layer, X, initial_state(layer, X), counts)
     for row, count in enumerate(counts.tolist()):
-        alone, after = layer(X[row : row + 1, :count], fresh_state(layer, X[:1]))
+        alone, after = layer(X[row : row + 1, :count], initial_state(layer, X[:1]))
         torch.testing.assert_close(Y[row, :count], alone[0], rtol=0, atol=1e-12)
         torch.testing.assert_close(state[:, row], after[:, 0], rtol=0, atol=1e-12)
 

@@ -6,10 +6,10 @@ from torch import nn
 
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.initialization import constant, framework_linear, initialise, normal_by_inputs
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import constant, framework_linear, initialize, normal_by_inputs
 from tokenloom.nn.masks import Causal, Padding
 from tokenloom.nn.parts import MLP
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 
@@ -45,10 +45,10 @@ def test_how_tokens_grow_through_twelve_layers(pre_norm, published):
         for _ in range(12)
     ]
     stack, g = Transformer(layers), torch.Generator().manual_seed(3)
-    initialise(stack, TABLE, g)
-    X, taps = torch.randn(8, 20, 32, generator=g), Taps("layers.*.resid_post")
-    stack(X, taps=taps)
-    assert " ".join(f"{Y.norm(dim=-1).mean():.2f}" for Y in taps.values.values()) == published
+    initialize(stack, TABLE, g)
+    X, hooks = torch.randn(8, 20, 32, generator=g), Hooks("layers.*.resid_post")
+    stack(X, hooks=hooks)
+    assert " ".join(f"{Y.norm(dim=-1).mean():.2f}" for Y in hooks.values.values()) == published
 
 
 @pytest.mark.parametrize("cross", [False, True])
@@ -79,25 +79,25 @@ def test_a_stack_is_its_layers_and_the_norm_after_them():
 def test_dropout_acts_on_what_a_sub_layer_adds_and_only_in_training():
     torch.manual_seed(0)
     layer = TransformerLayer(MultiHeadAttention(8, 2), MLP(8, 16), lambda: nn.LayerNorm(8), dropout=0.5)
-    X, taps = torch.randn(4, 9, 8), Taps(["attn_out", "resid_mid"])
+    X, hooks = torch.randn(4, 9, 8), Hooks(["attn_out", "resid_mid"])
     assert torch.equal(layer.eval()(X), layer(X))
-    layer.train()(X, taps=taps)
-    added, attention = taps.values["resid_mid"] - X, taps.values["attn_out"]
+    layer.train()(X, hooks=hooks)
+    added, attention = hooks.values["resid_mid"] - X, hooks.values["attn_out"]
     kept = added.abs() > 1e-9
     assert 0.3 < kept.float().mean() < 0.7
     torch.testing.assert_close(added[kept], 2 * attention[kept], atol=1e-5, rtol=1e-5)
 
 
 def test_taps_of_a_layer_with_cross_attention():
-    layer, taps = make_layer(cross=True), Taps()
+    layer, hooks = make_layer(cross=True), Hooks()
     X, Z = draw(2, 5, 8), draw(2, 4, 6, seed=1)
-    Y = layer(X, mask=Causal(), memory=Z, taps=taps)
+    Y = layer(X, mask=Causal(), memory=Z, hooks=hooks)
     own = ["attn_scores", "pattern", "attn_heads"]
     names = ["resid_pre", *own, "attn_out", *(f"cross.{name}" for name in own), "cross_out"]
-    assert list(taps.values) == [*names, "resid_mid", "mlp_out", "resid_post"]
-    assert taps.values["pattern"].shape == (2, 2, 5, 5)
-    assert taps.values["cross.pattern"].shape == (2, 2, 5, 4)
-    seen = taps.values
+    assert list(hooks.values) == [*names, "resid_mid", "mlp_out", "resid_post"]
+    assert hooks.values["pattern"].shape == (2, 2, 5, 5)
+    assert hooks.values["cross.pattern"].shape == (2, 2, 5, 4)
+    seen = hooks.values
     torch.testing.assert_close(seen["resid_pre"] + seen["attn_out"] + seen["cross_out"], seen["resid_mid"])
     torch.testing.assert_close(seen["resid_mid"] + seen["mlp_out"], Y)
 
@@ -107,8 +107,8 @@ def test_taps_leave_the_values_and_the_modules_as_they_were():
     stack, X = Transformer(layers, nn.LayerNorm(8).double()), draw(2, 5, 8)
     without = stack(X, mask=Causal())
     before = {name: set(vars(part)) for name, part in stack.named_modules()}
-    torch.testing.assert_close(stack(X, mask=Causal(), taps=Taps()), without, atol=1e-12, rtol=0)
-    assert torch.equal(stack(X, mask=Causal(), taps=Taps(["*.resid_post"])), without)
+    torch.testing.assert_close(stack(X, mask=Causal(), hooks=Hooks()), without, atol=1e-12, rtol=0)
+    assert torch.equal(stack(X, mask=Causal(), hooks=Hooks(["*.resid_post"])), without)
     assert {name: set(vars(part)) for name, part in stack.named_modules()} == before
     tensors = [value for part in stack.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
     assert not tensors
@@ -118,7 +118,7 @@ def test_an_edit_in_one_layer_is_felt_in_the_next():
     layers, X = [make_layer(seed=0), make_layer(seed=1)], draw(2, 5, 8)
     stack, wished = Transformer(layers), draw(2, 5, 8, seed=4)
     for edit in ({"layers.0.resid_post": lambda _: wished}, {"layers.1.resid_pre": lambda _: wished}):
-        torch.testing.assert_close(stack(X, taps=Taps((), edit)), layers[1](wished), atol=1e-12, rtol=0)
+        torch.testing.assert_close(stack(X, hooks=Hooks((), edit)), layers[1](wished), atol=1e-12, rtol=0)
 
 
 def test_cross_attention_wants_a_memory():

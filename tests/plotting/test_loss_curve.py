@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from tokenloom.errors import UserError
 from tokenloom.plotting import style
 from tokenloom.plotting.loss_curve import draw_loss_curve, smoothed
-from tokenloom.errors import UserError
 
 
 def run(n, step=10):
@@ -75,7 +75,7 @@ def test_nothing_of_the_picture_overlaps(tmp_path):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_each_look_has_its_own_legible_colours(tmp_path, dark):
+def test_each_look_has_its_own_legible_colors(tmp_path, dark):
     figure = draw_loss_curve(run(60), tmp_path / "loss.png", title="t", baseline=("b", 1.5), dark=dark)
     look = style.palette(dark)
     corner = matplotlib.image.imread(tmp_path / "loss.png")[0, 0, :3]
@@ -88,15 +88,15 @@ def test_each_look_has_its_own_legible_colours(tmp_path, dark):
         assert text.get_fontsize() >= 10
     for line in axes.get_lines():
         assert contrast(line.get_color(), look.background) >= 3
-    for colour in look.series:
-        assert contrast(colour, look.background) >= 3
+    for color in look.series:
+        assert contrast(color, look.background) >= 3
 
 
 def contrast(one, other):
-    """The contrast ratio of two colours as the web's accessibility guidelines define it."""
+    """The contrast ratio of two colors as the web's accessibility guidelines define it."""
 
-    def luminance(colour):
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    def luminance(color):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     low, high = sorted([luminance(one), luminance(other)])
@@ -155,7 +155,7 @@ def test_a_long_run_shows_its_course_rather_than_its_first_steps(tmp_path):
     assert short.axes[0].get_ylim()[1] > max(point["loss"] for point in points[:60])
 
 
-def test_smoothing_is_a_centred_mean_that_keeps_constants_and_the_start():
+def test_smoothing_is_a_centerd_mean_that_keeps_constants_and_the_start():
     values = np.random.default_rng(0).normal(size=300)
     smooth = smoothed(values)
     assert smooth[0] == values[0]

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from tokenloom.errors import UserError
 from tokenloom.plotting.embedding_map import draw_map
 from tokenloom.plotting.style import DARK, LIGHT
-from tokenloom.errors import UserError
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tokenloom.errors import UserError
 from tokenloom.plotting import image_grid as sheet
 from tokenloom.plotting.image_grid import GAP, LINE, draw_sheet
-from tokenloom.errors import UserError
 
 
 def test_each_picture_stands_in_its_place(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_many_pictures_are_shown_smaller(tmp_path: Path, monkeypatch: pytest.Mon
     assert image.open(tmp_path / "s.png").size == (2 * (10 + GAP) + GAP,) * 2
 
 
-def test_colours_stay_and_a_bad_path_is_told(tmp_path: Path) -> None:
+def test_colors_stay_and_a_bad_path_is_told(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     red = np.zeros((1, 3, 8, 8), dtype=np.uint8)
     red[:, 0] = 255

@@ -6,8 +6,8 @@ import pytest
 from frame_helpers import VERSE
 from own_task import write_sums
 
-from tokenloom.runs import session as fitting
 from tokenloom.planning import estimate
+from tokenloom.runs import session as fitting
 
 
 @pytest.fixture

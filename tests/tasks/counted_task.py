@@ -9,7 +9,7 @@ from own_task import Sums
 from torch import nn
 
 from tokenloom.models.batch import Batch
-from tokenloom.tasks.base import Material
+from tokenloom.tasks.base import PreparedData
 
 
 class CountsModel(nn.Module):
@@ -20,7 +20,7 @@ class CountsModel(nn.Module):
         self.register_buffer("logs", torch.zeros(digits, dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(digits, dtype=torch.int64))
 
-    def forward(self, batch: Batch, cache: None = None, taps: None = None) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: None = None, hooks: None = None) -> torch.Tensor:
         return self.get_buffer("logs").expand(len(batch), -1)
 
 
@@ -35,13 +35,13 @@ class Counts(Sums):
     def counted(self) -> bool:
         return True
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         kept = self.model_config
         material = super().prepare(data)
         self.model_config = kept
         return material
 
-    def count(self, material: Material) -> CountsModel:
+    def count(self, material: PreparedData) -> CountsModel:
         samples: Any = material.training
         thirds = torch.tensor([row[2] for row in samples.take(samples.all())])
         self.model_config = {"digits": int(thirds.max()) + 1}

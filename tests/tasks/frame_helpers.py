@@ -11,7 +11,7 @@ import torch
 from tokenloom.tasks.base import Task
 from tokenloom.training.events import (
     Event,
-    Stepped,
+    StepFinished,
 )
 
 OWN = f"{own_task.__file__}:Sums"
@@ -27,8 +27,8 @@ def after(steps: int) -> Callable[[], bool]:
 
 def stepped(events: list[Event]) -> list[tuple[Any, ...]]:
     """All that a step tells, but for the time."""
-    steps = [e for e in events if isinstance(e, Stepped)]
-    return [(e.step, e.loss, e.targets, e.rate, e.norm, e.clipped) for e in steps]
+    steps = [e for e in events if isinstance(e, StepFinished)]
+    return [(e.step, e.loss, e.targets, e.lr, e.norm, e.clipped) for e in steps]
 
 
 def weights(task: Task) -> torch.Tensor:

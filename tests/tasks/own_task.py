@@ -13,9 +13,9 @@ from torch import nn
 from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.tasks.base import Example, Material, Show, Task
-from tokenloom.training.batches import Moment
-from tokenloom.training.losses import Term, Terms, cross_entropy_term
+from tokenloom.tasks.base import Example, PreparedData, Show, Task
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.losses import LossTerm, LossTerms, cross_entropy_term
 from tokenloom.training.settings import option
 
 
@@ -38,7 +38,7 @@ class SumsModel(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.readout = nn.Linear(width, 10)
 
-    def forward(self, batch: Batch, cache: None = None, taps: None = None) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: None = None, hooks: None = None) -> torch.Tensor:
         X = self.digits(batch["digits"].tokens).flatten(1)
         logits: torch.Tensor = self.readout(self.dropout(torch.tanh(self.mix(X))))
         return logits
@@ -60,7 +60,7 @@ class Sums(Task):
     models: ClassVar[Mapping[str, str]] = {"linear": "two embedded digits and a linear map"}
     uses: ClassVar[Mapping[str, type]] = {"predict": AddOptions}
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         assert data is not None
         try:
             lines = Path(data).read_text("utf-8").split()
@@ -69,14 +69,16 @@ class Sums(Task):
         rows = [tuple(int(c) for c in line) for line in lines]
         cut = len(rows) * 9 // 10
         self.model_config = self.model_config or {"width": self.settings.width, "dropout": self.settings.dropout}
-        return Material(ListSamples(rows[:cut]), ListSamples(rows[cut:]), [f"lines: {len(rows)}"], {"lines": len(rows)})
+        return PreparedData(
+            ListSamples(rows[:cut]), ListSamples(rows[cut:]), [f"lines: {len(rows)}"], {"lines": len(rows)}
+        )
 
     def build(self, seed: int) -> nn.Module:
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             return SumsModel(**self.model_config)
 
-    def collate(self, samples: Any, moment: Moment) -> Batch:
+    def collate(self, samples: Any, moment: BatchContext) -> Batch:
         digits = torch.tensor(samples)
         targets = digits[:, 2].clone()
         if moment.training:
@@ -85,14 +87,14 @@ class Sums(Task):
                     targets[row] = IGNORE
         return Batch({"digits": Stream(ids=digits[:, :2])}, {"loss": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         term = cross_entropy_term(logits, targets)
-        return {"loss": term, "accuracy": Term((logits.argmax(-1) == targets).float(), term.counts, weight=0.0)}
+        return {"loss": term, "accuracy": LossTerm((logits.argmax(-1) == targets).float(), term.counts, weight=0.0)}
 
-    def recipe(self, material: Material) -> dict[str, Any]:
-        return {"steps": 40, "batch": 16, "rate": 0.02}
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
+        return {"steps": 40, "batch": 16, "lr": 0.02}
 
     def use(self, verb: str, options: AddOptions, show: Show) -> dict[str, Any]:
         digits = torch.tensor([[int(c) for c in options.digits]])

@@ -12,8 +12,8 @@ import torch
 from tokenloom.data.samples import TextWindows
 from tokenloom.models.batch import Batch
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
-from tokenloom.training.batches import Moment
-from tokenloom.training.events import Evaluated, Stepped
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.events import Evaluated, StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
@@ -41,7 +41,7 @@ def chapter_run(text: str, path: Any, steps: int) -> tuple[dict[int, float], dic
     training, held = material.training, material.validation
     assert isinstance(training, TextWindows)
     assert isinstance(held, TextWindows)
-    assert (len(training.ids), len(held.ids), task.tokenizer.vocab) == (1_003_854, 111_540, 65)
+    assert (len(training.ids), len(held.ids), task.tokenizer.vocab_size) == (1_003_854, 111_540, 65)
     validation = Drawn(held.ids, N)
     task.model = task.build(seed=12)
     assert sum(p.numel() for p in task.model.parameters()) == 112_065
@@ -49,18 +49,18 @@ def chapter_run(text: str, path: Any, steps: int) -> tuple[dict[int, float], dic
 
     def batches(step: int) -> list[Batch]:
         starts = torch.randint(len(training.ids) - N - 1, (BATCH,), generator=generator).numpy()
-        return [task.collate(training.take(starts), Moment(0, step, starts))]
+        return [task.collate(training.take(starts), BatchContext(0, step, starts))]
 
     first = task.evaluate(samples=validation)
     assert first["targets"] == 8 * 64 * N
     assert round(first["loss"], 2) == 4.38
-    settings, taken = TrainingSettings(evaluate_every=150).filled(task.recipe(material))
+    settings, taken = TrainingSettings(eval_every=150).filled(task.recipe(material))
     assert (taken["steps"], taken["batch"]) == (900, BATCH)
     losses: list[float] = []
     measured: dict[int, float] = {}
     means: dict[int, float] = {}
     for event in fit(task, task.model, settings, batches, validation):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             losses.append(event.loss)
         elif isinstance(event, Evaluated):
             measured[event.step] = event.metrics["loss"]

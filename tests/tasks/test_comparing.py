@@ -10,14 +10,14 @@ from own_task import write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Measured
 from tokenloom.evaluation.comparison import compare, paired_bootstrap
+from tokenloom.tasks.base import PerSampleLoss
 
 TINY = {"width": 16, "context": 12, "steps": 6, "threads": 1, "batch": 8}
 
 
-def measured(sums: np.ndarray, counts: np.ndarray) -> Measured:
-    return Measured(torch.from_numpy(sums), torch.from_numpy(counts), "loss", "same")
+def measured(sums: np.ndarray, counts: np.ndarray) -> PerSampleLoss:
+    return PerSampleLoss(torch.from_numpy(sums), torch.from_numpy(counts), "loss", "same")
 
 
 def test_the_interval_of_a_paired_difference_is_that_of_its_mean() -> None:
@@ -66,13 +66,13 @@ def test_runs_of_any_task_are_compared_on_their_validation_samples(sums: str, tm
         compare([("a", short), ("b", long)], "running")
 
 
-def test_text_models_of_any_kind_and_tokeniser_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
+def test_text_models_of_any_kind_and_tokenizer_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"{n * 7 % 101} {VERSE}" for n in range(160)), "utf-8")
     data = str(path)
     ngram = tokenloom.train(data, model="ngram", order=4, threads=1)
     lstm = tokenloom.train(data, model="lstm", **TINY)
-    pieces = tokenloom.train(data, model="bigram", tokenizer="byte-bpe", vocab=280, threads=1)
+    pieces = tokenloom.train(data, model="bigram", tokenizer="byte-bpe", vocab_size=280, threads=1)
     pairs = compare([("ngram", ngram), ("lstm", lstm), ("pieces", pieces)])
     assert [(pair.a, pair.b) for pair in pairs] == [("ngram", "lstm"), ("ngram", "pieces"), ("lstm", "pieces")]
     assert pairs[0].unit == "bits per byte"

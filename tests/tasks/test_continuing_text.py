@@ -106,7 +106,7 @@ def test_a_stream_that_is_left_leaves_the_model_as_it_was(task: TextGeneration) 
 
 def test_beam_search_finds_the_likeliest_of_all(task: TextGeneration) -> None:
     """With a beam as wide as there are beginnings it is exhaustive."""
-    characters = task.tokenizer.decode(range(task.tokenizer.vocab))
+    characters = task.tokenizer.decode(range(task.tokenizer.vocab_size))
     best = max((a + b for a in characters for b in characters), key=lambda text: task.score("One", text).total)
     assert task.generate("One", beam=len(characters), max_new_tokens=2) == best
     both = task.generate_all(["One", "Three, four"], beam=3, max_new_tokens=9)
@@ -204,7 +204,7 @@ def test_prompts_that_cannot_be(prompt: str, words: list[str], task: TextGenerat
 
 
 def test_unknown_words_are_named_and_go_through(tmp_path: Path) -> None:
-    task = with_model(task_on(written(tmp_path), tokenizer="words", vocab=100))
+    task = with_model(task_on(written(tmp_path), tokenizer="words", vocab_size=100))
     with pytest.warns(UserWarning, match="does not know 1 word: 'zebra'"):
         task.generate("One, zebra", max_new_tokens=3)
     result = task.use("score", ScoreOptions("One", " zebra"), lambda piece: None)
@@ -212,7 +212,7 @@ def test_unknown_words_are_named_and_go_through(tmp_path: Path) -> None:
 
 
 def test_any_text_goes_through_bytes(tmp_path: Path) -> None:
-    task = with_model(task_on(written(tmp_path), tokenizer="byte-bpe", vocab=280))
+    task = with_model(task_on(written(tmp_path), tokenizer="byte-bpe", vocab_size=280))
     prompt = "☃ 🌊"[:CONTEXT]
     assert task.tokenizer.decode(task.prompt_ids(prompt)[0]) == prompt
     task.generate(prompt, max_new_tokens=30, temperature=2.0).encode()

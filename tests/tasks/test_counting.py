@@ -14,10 +14,10 @@ from frame_helpers import files
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Material
-from tokenloom.runs.session import begin
 from tokenloom.runs.folder import RunFolder
+from tokenloom.runs.session import begin
 from tokenloom.runs.summary import summary
+from tokenloom.tasks.base import PreparedData
 from tokenloom.training.events import Counted, Evaluated, Finished, Prepared
 from tokenloom.training.loop import NonFiniteLoss
 
@@ -61,7 +61,7 @@ def test_a_loaded_run_is_strict_about_its_counts(sums: str, tmp_path: Path) -> N
         tokenloom.load(out)
 
 
-@pytest.mark.parametrize("name", ["steps", "minutes", "batch", "rate", "seed", "patience", "keep"])
+@pytest.mark.parametrize("name", ["steps", "minutes", "batch", "lr", "seed", "patience", "keep"])
 def test_settings_of_training_without_effect_are_refused_by_name(sums: str, tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=rf"--{name} has no effect on a model that is counted"):
         begin(sums, task=COUNTED, out=tmp_path / "run", **{name: 1})
@@ -99,7 +99,7 @@ def test_another_run_is_replaced_once_the_new_one_can_be_used(
         begin(sums, task=COUNTED, out=out)
     before = (out / "model.safetensors").read_bytes()
 
-    def broken(self: Counts, material: Material) -> torch.nn.Module:
+    def broken(self: Counts, material: PreparedData) -> torch.nn.Module:
         model = real(self, material)
         model.get_buffer("logs").fill_(math.nan)
         return model

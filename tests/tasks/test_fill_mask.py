@@ -10,11 +10,11 @@ from scipy.special import log_softmax
 import tokenloom
 from tokenloom.data.documents import Document, TextData
 from tokenloom.errors import UserError
+from tokenloom.evaluation.baselines.neighbors import Neighbors
 from tokenloom.models.batch import IGNORE
-from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings, by_lines
 from tokenloom.tasks._masking import Draws, corrupt
-from tokenloom.evaluation.baselines.neighbors import Neighbours
-from tokenloom.training.batches import Batches, Moment
+from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings, by_lines
+from tokenloom.training.batches import BatchContext, Batches
 
 TINY = {"context": 16, "width": 16, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "characters"}
 TEXT = "One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FillMask, Path]:
         task="fill-mask",
         out=folder / "run",
         steps=200,
-        rate=0.01,
+        lr=0.01,
         batch=16,
         **{**TINY, "depth": 2},
     )
@@ -40,17 +40,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FillMask, Path]:
 def test_the_published_corruption(tinyshakespeare: str) -> None:
     """Reference 3.12: the opening 60 characters exactly, then the shares over 256 windows from the same generator."""
     characters = sorted(set(tinyshakespeare))
-    vocab = mask = len(characters)
+    vocab_size = mask = len(characters)
     ids = torch.from_numpy(np.searchsorted(characters, list(tinyshakespeare)))
     training = ids[: int(0.9 * len(ids))]
     generator = torch.Generator().manual_seed(4)
-    seen, selected = corrupt(training[:60], Draws.of((60,), vocab, generator), mask)
+    seen, selected = corrupt(training[:60], Draws.of((60,), vocab_size, generator), mask)
     line = "".join("_" if i == mask else characters[i] for i in seen.tolist())
     assert line == "Fi_s_ Citizen:\nBefo_e we proceed any further, hear me__peak."
     assert selected.nonzero().flatten().tolist() == [2, 4, 5, 19, 53, 54]
     starts = torch.randint(len(training) - 64 - 1, (256,), generator=generator)
     rows = training[starts[:, None] + torch.arange(64)]
-    seen, selected = corrupt(rows, Draws.of((256, 64), vocab, generator), mask)
+    seen, selected = corrupt(rows, Draws.of((256, 64), vocab_size, generator), mask)
     share = selected.float().mean()
     masked = (seen[selected] == mask).float().mean()
     unchanged = (seen[selected] == rows[selected]).float().mean()
@@ -85,8 +85,8 @@ def test_corruption_is_drawn_anew_each_epoch_and_stays_in_evaluation(run: tuple[
     assert not torch.equal(first.targets["loss"], later.targets["loss"])
     keys = material.validation.all()
     samples = material.validation.take(keys)
-    together = task.collate(samples, Moment(0, -1, keys))
-    alone = task.collate(samples[1:2], Moment(0, -1, keys[1:2]))
+    together = task.collate(samples, BatchContext(0, -1, keys))
+    alone = task.collate(samples[1:2], BatchContext(0, -1, keys[1:2]))
     n = alone["text"].tokens.shape[1]
     assert torch.equal(together["text"].tokens[1, :n], alone["text"].tokens[0])
 
@@ -96,7 +96,7 @@ def test_what_is_asked_is_what_was_there(run: tuple[FillMask, Path]) -> None:
     material = task.prepare(str(folder / "rhyme.txt"))
     keys = material.validation.all()
     samples = material.validation.take(keys)
-    batch = task.collate(samples, Moment(0, -1, keys))
+    batch = task.collate(samples, BatchContext(0, -1, keys))
     assert bool((batch["text"].tokens[:, 0] == task.class_id).all())
     for row, ids in enumerate(samples):
         targets = batch.targets["loss"][row, 1 : len(ids) + 1].numpy()
@@ -142,8 +142,8 @@ def test_text_is_never_control(run: tuple[FillMask, Path]) -> None:
 def test_what_cannot_be_filled_in_is_said(run: tuple[FillMask, Path]) -> None:
     with pytest.raises(UserError, match="no ___ in the text"):
         run[0].fill("One, two")
-    for settings in ({"context": 2}, {"holdout": 1.0}, {"dropout": 1.0}, {"style": "old"}, {"size": "hugs"}):
-        with pytest.raises(UserError, match=f"--{next(iter(settings))}"):
+    for settings in ({"context": 2}, {"val_fraction": 1.0}, {"dropout": 1.0}, {"style": "old"}, {"size": "hugs"}):
+        with pytest.raises(UserError, match=f"--{next(iter(settings)).replace('_', '-')}"):
             FillMask(FillMaskSettings(**settings))  # type: ignore[arg-type]
 
 
@@ -157,15 +157,15 @@ def test_lines_are_texts_of_their_own(tmp_path: Path) -> None:
 
 
 def test_lines_of_what_a_data_set_holds_out_stay_held_out() -> None:
-    text = TextData([Document("a:b", "one\n\ntwo"), Document("c", "three")], True, holdout=("a:b",))
+    text = TextData([Document("a:b", "one\n\ntwo"), Document("c", "three")], True, val_fraction=("a:b",))
     lines = by_lines(text)
     assert [(line.id, line.text) for line in lines.documents] == [("a:b:1", "one"), ("a:b:3", "two"), ("c:1", "three")]
-    assert lines.holdout == ("a:b:1", "a:b:3")
-    assert by_lines(TextData([Document("t", "one\ntwo")], holdout="tail")).holdout is None
+    assert lines.val_fraction == ("a:b:1", "a:b:3")
+    assert by_lines(TextData([Document("t", "one\ntwo")], val_fraction="tail")).val_fraction is None
 
 
-def test_both_neighbours_by_hand() -> None:
-    guess = Neighbours.fit([np.array([0, 1, 0, 2]), np.array([2])], 4)
+def test_both_neighbors_by_hand() -> None:
+    guess = Neighbors.fit([np.array([0, 1, 0, 2]), np.array([2])], 4)
     unigram = np.array([3, 2, 3, 1]) / 9
     pairs = np.zeros((4, 4))
     pairs[[0, 1, 0], [1, 0, 2]] = 1

@@ -14,8 +14,8 @@ from own_task import write_sums
 import tokenloom
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.runs.session import Fitting, begin
 from tokenloom.runs.folder import RunFolder
+from tokenloom.runs.session import TrainingSession, begin
 from tokenloom.runs.summary import summary
 from tokenloom.training.events import (
     Baseline,
@@ -24,7 +24,7 @@ from tokenloom.training.events import (
     Planned,
     Prepared,
     Saved,
-    Stepped,
+    StepFinished,
 )
 
 # End to end.
@@ -32,7 +32,7 @@ from tokenloom.training.events import (
 
 def test_a_text_is_trained_saved_loaded_and_continued(text: str, tmp_path: Path) -> None:
     out = tmp_path / "läufe und mehr" / "verse"
-    task = tokenloom.train(text, out=out, steps=12, evaluate_every=6, **TINY)
+    task = tokenloom.train(text, out=out, steps=12, eval_every=6, **TINY)
     loaded = tokenloom.load(out)
     batch = Batch({"text": Stream(ids=torch.arange(20).view(2, 10))})
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_a_text_is_trained_saved_loaded_and_continued(text: str, tmp_path: Path)
 
 
 def test_a_task_of_ones_own_learns_its_rule(tmp_path: Path) -> None:
-    """Every pair of digits is there often enough to be learnt by heart."""
+    """Every pair of digits is there often enough to be learned by heart."""
     sums = write_sums(tmp_path / "sums.txt", lines=400)
     task = tokenloom.train(
         sums, task=OWN, out=tmp_path / "run", steps=200, width=32, dropout=0.0, hidden=0.0, threads=1
@@ -74,24 +74,24 @@ def test_a_task_of_ones_own_learns_its_rule(tmp_path: Path) -> None:
 
 
 def test_events_come_in_order(text: str, tmp_path: Path) -> None:
-    events = list(begin(text, out=tmp_path / "run", steps=4, evaluate_every=2, **TINY))
+    events = list(begin(text, out=tmp_path / "run", steps=4, eval_every=2, **TINY))
     kinds = [type(event) for event in events]
-    once = [Stepped, Stepped, Evaluated, Saved]
+    once = [StepFinished, StepFinished, Evaluated, Saved]
     assert kinds == [Prepared, Planned, Baseline, *once, *once, Finished]
     prepared, plan = events[0], events[1]
     assert isinstance(prepared, Prepared)
     assert any("train" in line for line in prepared.lines)
     assert isinstance(plan, Planned)
     assert plan.plan.derived["width"] == 16
-    assert plan.plan.derived["rate"] > 0, "what the recipe gave is shown"
+    assert plan.plan.derived["lr"] > 0, "what the recipe gave is shown"
 
 
 def test_the_curve_is_drawn_and_its_rows_are_means(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    events = list(begin(sums, task=OWN, out=out, steps=25, evaluate_every=10, threads=1))
+    events = list(begin(sums, task=OWN, out=out, steps=25, eval_every=10, threads=1))
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     rows = RunFolder(out).read_metrics()
-    losses = [e.loss for e in events if isinstance(e, Stepped)]
+    losses = [e.loss for e in events if isinstance(e, StepFinished)]
     trained = {row["step"]: row["loss"] for row in rows if "loss" in row}
     assert trained == {
         10: pytest.approx(sum(losses[:10]) / 10),
@@ -105,17 +105,17 @@ def test_the_curve_is_drawn_and_its_rows_are_means(sums: str, tmp_path: Path) ->
 
 def test_fit_gives_events_on_demand_and_the_task(sums: str) -> None:
     fitting = tokenloom.fit(sums, task=OWN, steps=5, threads=1)
-    assert isinstance(fitting, Fitting)
+    assert isinstance(fitting, TrainingSession)
     events = iter(fitting)
     assert isinstance(events, Iterator)
     assert isinstance(next(events), Prepared)
     assert isinstance(next(events), Planned)
     before = weights(fitting.task)
     step = next(events)
-    assert isinstance(step, Stepped)
+    assert isinstance(step, StepFinished)
     assert not torch.equal(weights(fitting.task), before), "the model in training is at hand"
     for event in events:
-        if isinstance(event, Stepped) and event.step == 3:
+        if isinstance(event, StepFinished) and event.step == 3:
             break
     events.close()  # type: ignore[attr-defined]
     assert fitting.task.evaluate()["loss"] > 0, "left early, and usable as it is"
@@ -137,7 +137,7 @@ def test_without_out_nothing_is_written_and_the_best_weights_come_back(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    settings = {"steps": 30, "evaluate_every": 3, "schedule": "linear", "decay_share": 0.0, "rate": 0.3, "threads": 1}
+    settings = {"steps": 30, "eval_every": 3, "schedule": "linear", "decay_fraction": 0.0, "lr": 0.3, "threads": 1}
     fitting = tokenloom.fit(sums, task=OWN, seed=2, **settings)
     kept: dict[int, torch.Tensor] = {}
     finished: Any = None
@@ -199,7 +199,7 @@ def test_what_is_refused_writes_nothing_and_removes_nothing(text: str, sums: str
 
 def test_a_run_that_is_there_is_refused_or_replaced(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    tokenloom.train(sums, task=OWN, out=out, steps=12, evaluate_every=4, threads=1)
+    tokenloom.train(sums, task=OWN, out=out, steps=12, eval_every=4, threads=1)
     with pytest.raises(UserError, match="is there already"):
         tokenloom.train(sums, task=OWN, out=out, steps=3, threads=1)
     tokenloom.train(sums, task=OWN, out=out, steps=3, threads=1, overwrite=True)
@@ -244,4 +244,4 @@ def test_minutes_are_turned_into_steps_that_are_recorded(sums: str, tmp_path: Pa
 
 def test_a_batch_larger_than_the_data_is_all_of_them(sums: str) -> None:
     events = list(tokenloom.fit(sums, task=OWN, batch=1000, hidden=0.0, steps=2, threads=1))
-    assert {e.targets for e in events if isinstance(e, Stepped)} == {108}
+    assert {e.targets for e in events if isinstance(e, StepFinished)} == {108}

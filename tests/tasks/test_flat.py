@@ -15,7 +15,7 @@ from tokenloom.training.settings import option
 class Inner:
     """Stands inside another."""
 
-    rate: float | None = option(None, "how fast")
+    lr: float | None = option(None, "how fast")
     kind: Literal["small", "large"] = option("small", "how large")
 
 
@@ -39,13 +39,13 @@ def test_options_of_an_inner_dataclass_stand_beside_the_others() -> None:
         "fast": (False, "whether to hurry"),
         "stop": ([], "where to stop"),
         "pair": ((), "two numbers"),
-        "rate": (None, "how fast"),
+        "lr": (None, "how fast"),
         "kind": ("small", "how large"),
     }
 
 
 def test_build_and_flatten_are_inverse() -> None:
-    flat = {"steps": 3, "name": "y", "fast": True, "stop": ["a"], "pair": (1.0, 2.0), "rate": 0.5, "kind": "large"}
+    flat = {"steps": 3, "name": "y", "fast": True, "stop": ["a"], "pair": (1.0, 2.0), "lr": 0.5, "kind": "large"}
     built = build(Outer, flat)
     assert built == Outer(3, "y", True, ["a"], (1.0, 2.0), Inner(0.5, "large"))
     assert flatten(built) == flat
@@ -111,14 +111,14 @@ def test_a_value_of_another_type_is_refused(value: Any, hint: Any, message: str)
 
 
 def test_build_refuses_wrong_types_at_any_depth() -> None:
-    with pytest.raises(UserError, match="rate: 'fast' is not a number"):
-        build(Outer, {"rate": "fast"})
+    with pytest.raises(UserError, match="lr: 'fast' is not a number"):
+        build(Outer, {"lr": "fast"})
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    refuse_unknown({"steps": 1, "rate": 2}, [Outer])
+    refuse_unknown({"steps": 1, "lr": 2}, [Outer])
     with pytest.raises(UserError, match=r"^no setting 'step'; did you mean steps\?$"):
-        refuse_unknown({"rate": 1, "step": 1}, [Outer])
+        refuse_unknown({"lr": 1, "step": 1}, [Outer])
     with pytest.raises(UserError, match=r"^a file: no setting 'knd'; did you mean kind\?$"):
         refuse_unknown({"knd": 1}, [Inner], "a file: ")
     with pytest.raises(UserError, match=r"^no setting 'zzzz'$"):
@@ -140,8 +140,8 @@ TOML = """
 steps = 3
 name = "größer"
 [training]
-rate = 3e-3
-evaluate-every = 5
+lr = 3e-3
+eval-every = 5
 [training.more]
 stop = ["a", "b"]
 fast = true
@@ -150,8 +150,8 @@ YAML = """
 steps: 3
 name: größer
 training:
-  rate: 3e-3
-  evaluate-every: 5
+  lr: 3e-3
+  eval-every: 5
   more: {stop: [a, b], fast: true}
 """
 
@@ -162,8 +162,8 @@ def test_tables_only_group(name: str, text: str, mark: bytes, tmp_path: Path) ->
     assert config(tmp_path, name, mark + text.encode()) == {
         "steps": 3,
         "name": "größer",
-        "rate": 0.003,
-        "evaluate_every": 5,
+        "lr": 0.003,
+        "eval_every": 5,
         "stop": ["a", "b"],
         "fast": True,
     }
@@ -174,17 +174,17 @@ def test_tables_only_group(name: str, text: str, mark: bytes, tmp_path: Path) ->
     [("1e-3", 0.001), ("2E5", 2e5), ("-1e+2", -100.0), ("1.5e3", 1500.0), ("1.5", 1.5), ("7", 7), ("'1e-3'", "1e-3")],
 )
 def test_numbers_in_yaml_are_numbers(written: str, value: Any, tmp_path: Path) -> None:
-    found = config(tmp_path, "a.yaml", f"rate: {written}\n")["rate"]
+    found = config(tmp_path, "a.yaml", f"lr: {written}\n")["lr"]
     assert found == value
     assert type(found) is type(value)
 
 
 TWICE = [
     ("a.toml", "steps = 1\n[a]\nsteps = 2\n", "steps is given twice"),
-    ("a.toml", "evaluate-every = 1\n[a]\nevaluate_every = 2\n", "evaluate_every is given twice"),
+    ("a.toml", "eval-every = 1\n[a]\neval_every = 2\n", "eval_every is given twice"),
     ("a.toml", "steps = 1\nsteps = 2\n", "a.toml"),
     ("a.yaml", "steps: 1\na:\n  steps: 2\n", "steps is given twice"),
-    ("a.yaml", "steps: 1\nrate: 1\nsteps: 2\n", "steps is given twice"),
+    ("a.yaml", "steps: 1\nlr: 1\nsteps: 2\n", "steps is given twice"),
     ("a.yaml", "a:\n  steps: 1\n  steps: 1\n", "steps is given twice"),
 ]
 

@@ -9,18 +9,18 @@ import torch
 
 import tokenloom
 from tokenloom.cli.main import main
-from tokenloom.data.images import read_pictures
-from tokenloom.plotting import loss_curve as curves
-from tokenloom.plotting.overlay import draw_overlays
+from tokenloom.data.images import read_images
 from tokenloom.errors import UserError
-from tokenloom.tasks import image_classification
-from tokenloom.tasks.image_classification import ImageClassification
-from tokenloom.tasks._image_examples import stripes
-from tokenloom.inspection.image_attention import rollout
-from tokenloom.tasks._image_settings import ImageClassificationSettings, pair
 from tokenloom.evaluation.baselines import svm as vectors
 from tokenloom.evaluation.baselines.svm import block, support_vector_accuracy, values_of
-from tokenloom.training.batches import Moment
+from tokenloom.inspection.image_attention import rollout
+from tokenloom.plotting import loss_curve as curves
+from tokenloom.plotting.overlay import draw_overlays
+from tokenloom.tasks import image_classification
+from tokenloom.tasks._image_examples import stripes
+from tokenloom.tasks._image_settings import ImageClassificationSettings, pair
+from tokenloom.tasks.image_classification import ImageClassification
+from tokenloom.training.batches import BatchContext
 
 TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1, "heads": 2, "threads": 1}
 
@@ -55,7 +55,7 @@ def test_a_newcomers_folder_is_learnt_and_used(run: tuple[Path, Path], capsys: p
 def test_use_sees_what_training_saw(run: tuple[Path, Path]) -> None:
     """Training-time = serving-time preprocessing: files one by one are the pictures that were read as data."""
     task: Any = tokenloom.load(run[0])
-    data = read_pictures(str(run[1]))
+    data = read_images(str(run[1]))
     pixels = task.pixels_of([str(run[1] / id) for id in data.ids])
     np.testing.assert_array_equal(pixels.numpy(), data.pixels)
 
@@ -75,7 +75,7 @@ def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path:
     task: Any = tokenloom.load(run[0])
     shutil.copytree(run[1] / "standing", tmp_path / "d" / "standing")
     shutil.copytree(run[1] / "lying", tmp_path / "d" / "across")
-    samples = task.samples_of(str(tmp_path / "d"))
+    samples = task.load_samples(str(tmp_path / "d"))
     assert sorted(set(samples.labels.tolist())) == [-100, 1]
     counts = np.array(task.evaluate(str(tmp_path / "d"))["confusion"]["counts"])
     assert counts.shape == (3, 3)
@@ -87,7 +87,7 @@ def test_other_data_without_a_known_class_are_refused(
 ) -> None:
     shutil.copytree(run[1] / "standing", tmp_path / "d" / "upright")
     shutil.copytree(run[1] / "standing", tmp_path / "flat")
-    for name, words in (("d", "has labels upright, and this run has learnt lying, standing"), ("flat", "no labels")):
+    for name, words in (("d", "has labels upright, and this run has learned lying, standing"), ("flat", "no labels")):
         assert main(["evaluate", str(run[0]), "--data", str(tmp_path / name)]) == 2
         assert words in capsys.readouterr().err
     (tmp_path / "d" / "upright" / "cut.png").write_bytes(b"")
@@ -101,7 +101,7 @@ def test_augmentation_is_of_training_alone_and_keyed_by_sample(run: tuple[Path, 
     keys = samples.all()[:6]
 
     def batch(keys: Any, step: int) -> torch.Tensor:
-        return task.collate(samples.take(keys), Moment(7, step, keys))["image"].tokens
+        return task.collate(samples.take(keys), BatchContext(7, step, keys))["image"].tokens
 
     plain = batch(keys, -1)
     torch.testing.assert_close(plain, task.patches.encode(torch.from_numpy(samples.pixels[keys])))
@@ -174,7 +174,7 @@ def test_without_the_simple_method_the_report_says_so(run: tuple[Path, Path], mo
 
 
 def test_large_pictures_are_averaged_for_the_simple_method() -> None:
-    """32 × 32 in colour stay as they are, and 65 × 33 grey; 65 × 65 in colour are averaged over 3 × 3."""
+    """32 × 32 in color stay as they are, and 65 × 33 gray; 65 × 65 in color are averaged over 3 × 3."""
     assert (block((3, 32, 32)), block((1, 65, 33)), block((3, 65, 65))) == (1, 1, 3)
     pixels = np.zeros((1, 3, 65, 65), dtype=np.uint8)
     pixels[0, 1, :3, :3] = np.arange(0, 90, 10).reshape(3, 3)
@@ -200,8 +200,8 @@ def test_large_pictures_are_averaged_for_the_simple_method() -> None:
         ({"flip": 2.0}, "--flip 2"),
         ({"dropout": 1.0}, "--dropout 1"),
         ({"limit": 0.0}, "--limit 0"),
-        ({"holdout": 1.0}, "--holdout 1"),
-        ({"holdout": 0.5, "validation": "x"}, "no effect with --validation"),
+        ({"val_fraction": 1.0}, "--val-fraction 1"),
+        ({"val_fraction": 0.5, "validation": "x"}, "no effect with --validation"),
     ],
 )
 def test_what_cannot_be_is_refused(run: tuple[Path, Path], settings: dict[str, Any], words: str) -> None:
@@ -244,7 +244,7 @@ def test_info_reckons_with_what_the_plan_does(
     assert json.loads(capsys.readouterr().out)["flops_per_token"] == planned
 
 
-@pytest.mark.parametrize("words", [["--optimizer", "muon"], ["--checkpointing"]])
+@pytest.mark.parametrize("words", [["--optimizer", "muon"], ["--activation-checkpointing"]])
 def test_settings_of_transformers_are_refused_for_others(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
@@ -271,7 +271,7 @@ def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: P
 def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp_path: Path) -> None:
     """Positions are stretched, everything else comes along, and so does the readout of the same classes."""
     out = tmp_path / "larger"
-    tokenloom.train(run[1], task="image-classification", init=str(run[0]), resolution="16", steps=1, rate=0.0, out=out)
+    tokenloom.train(run[1], task="image-classification", init=str(run[0]), resolution="16", steps=1, lr=0.0, out=out)
     large, small = tokenloom.load(out), tokenloom.load(run[0])
     assert isinstance(large, ImageClassification)
     assert large.patches.grid == (4, 4)
@@ -297,7 +297,7 @@ def test_a_damaged_file_to_predict_is_named(run: tuple[Path, Path], tmp_path: Pa
         task.predict(str(tmp_path / "none.png"))
 
 
-def test_a_tokeniser_that_is_another_is_refused(run: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_another_is_refused(run: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(run[0], tmp_path / "run")
     kept = tmp_path / "run" / "tokenizer.json"
     kept.write_text(kept.read_text().replace('"mean": [', '"mean": [0.5, '))

@@ -8,19 +8,19 @@ import pytest
 
 import tokenloom
 from tokenloom.cli.main import main
-from tokenloom.utils import progress as waiting
-from tokenloom.data.image_files import PictureForm
+from tokenloom.data.image_files import ImageFormat
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
-from tokenloom.tasks import image_generation
 from tokenloom.runs.session import begin
-from tokenloom.tasks.image_tokenizer import ImageCodes
-from tokenloom.tasks.image_generation import ImageGeneration
 from tokenloom.tasks import _image_cells as cells
+from tokenloom.tasks import image_generation
 from tokenloom.tasks._image_completion import UpperHalf, nearest_row, upper_half
+from tokenloom.tasks.image_generation import ImageGeneration
+from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
-from tokenloom.training.batches import Moment
-from tokenloom.training.events import Finished, Planned, Staged
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.events import Finished, Planned, PrerequisiteEvent
+from tokenloom.utils import progress as waiting
 
 image = pytest.importorskip("PIL.Image")
 TINY = {"width": 16, "depth": 1, "heads": 2, "batch": 16, "threads": 1, "steps": 4}
@@ -46,16 +46,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = bars(folder / "bars")
     settings = ["--task", "image-generation", "--threads", "1", "--steps", "12", "--quiet"]
     sizes = ["--width", "16", "--depth", "1", "--heads", "2", "--batch", "8"]
-    pixels = ["--tokens", "palette", "--colours", "3", "--out", str(folder / "pixels")]
+    pixels = ["--tokens", "palette", "--colors", "3", "--out", str(folder / "pixels")]
     codes = ["--codes", "6", "--codes-steps", "5", "--copies", "2", "--out", str(folder / "codes")]
     for own in (pixels, codes):
         assert main(["train", data, *settings, *sizes, *own]) == 0
     return folder
 
 
-def test_the_stage_is_a_run_and_a_tokeniser(runs: Path) -> None:
+def test_the_stage_is_a_run_and_a_tokenizer(runs: Path) -> None:
     tokenizer = tokenloom.load(runs / "codes-codes")
-    assert isinstance(tokenizer, ImageCodes)
+    assert isinstance(tokenizer, ImageTokenizerTask)
     config = json.loads((runs / "codes" / "config.json").read_text("utf-8"))
     assert config["parts"]["tokenizer"] == tokenizer.fingerprint()
     pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
@@ -64,7 +64,7 @@ def test_the_stage_is_a_run_and_a_tokeniser(runs: Path) -> None:
     assert tokenizer.decode(codes).shape == pixels.shape
     task = tokenloom.load(runs / "codes")
     assert isinstance(task, ImageGeneration)
-    assert np.array_equal(task.tokenizer.encode(pixels), codes), "the run holds its own tokeniser"
+    assert np.array_equal(task.tokenizer.encode(pixels), codes), "the run holds its own tokenizer"
     metrics = tokenizer.evaluate()
     assert 1 <= metrics["perplexity"] <= metrics["codes_used"] <= 6
     assert metrics["squared_error"] > 0
@@ -73,12 +73,12 @@ def test_the_stage_is_a_run_and_a_tokeniser(runs: Path) -> None:
 def test_a_stage_comes_first_and_a_run_in_its_place_makes_none(runs: Path, tmp_path: Path) -> None:
     data, tokens = str(runs / "bars"), str(runs / "codes-codes")
     events = list(begin(data, task="image-generation", codes=6, codes_steps=2, **TINY))
-    assert [type(event) for event in events if isinstance(event, Staged | Finished)] == [
-        *(Staged, Finished, Staged),
+    assert [type(event) for event in events if isinstance(event, PrerequisiteEvent | Finished)] == [
+        *(PrerequisiteEvent, Finished, PrerequisiteEvent),
         Finished,
     ]
     with_run = begin(data, task="image-generation", tokens=tokens, out=tmp_path / "run", **TINY)
-    assert not any(isinstance(event, Staged) for event in with_run)
+    assert not any(isinstance(event, PrerequisiteEvent) for event in with_run)
     assert with_run.task.tokenizer.fingerprint() == tokenloom.load(tokens).fingerprint()
     dry = list(begin(data, task="image-generation", codes=6, dry_run=True, out=tmp_path / "dry", **TINY))
     assert sum(isinstance(event, Planned) for event in dry) == 2
@@ -114,7 +114,7 @@ def test_stopping_in_a_stage_stops_it_all(runs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_with_another_tokeniser_is_refused(runs: Path, tmp_path: Path) -> None:
+def test_a_run_with_another_tokenizer_is_refused(runs: Path, tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(runs / "codes", tmp_path / "run")
@@ -122,7 +122,7 @@ def test_a_run_with_another_tokeniser_is_refused(runs: Path, tmp_path: Path) -> 
     tokenloom.load(tmp_path / "run")
     path = tmp_path / "run" / "tokenizer.json"
     path.write_text(path.read_text("utf-8").replace('"background": "white"', '"background": "black"'), "utf-8")
-    with pytest.raises(UserError, match="not the tokeniser that this run was trained with"):
+    with pytest.raises(UserError, match="not the tokenizer that this run was trained with"):
         tokenloom.load(tmp_path / "run")
 
 
@@ -141,7 +141,7 @@ def test_pictures_depend_on_their_number_alone(runs: Path) -> None:
     pixels, classes = task.generate(4, seed=3)
     assert classes == ["across", "down", "across", "down"]
     assert pixels.shape == (4, 1, 8, 8)
-    assert len(np.unique(pixels)) <= 3, "the colours of the palette"
+    assert len(np.unique(pixels)) <= 3, "the colors of the palette"
     again, _ = task.generate(2, seed=3)
     assert np.array_equal(again, pixels[:2])
     assert not np.array_equal(task.generate(4, seed=4)[0], pixels)
@@ -196,8 +196,8 @@ def test_the_nearest_row_by_hand() -> None:
         def decode(self, ids: np.ndarray) -> np.ndarray:
             return super().decode(ids.reshape(-1, 2, 2).repeat(2, 1).reshape(-1, 8))
 
-    colours = np.array([[0.0], [0.2], [0.4], [1.0]], dtype=np.float32)
-    tall = Tall(colours, 4, 2)
+    colors = np.array([[0.0], [0.2], [0.4], [1.0]], dtype=np.float32)
+    tall = Tall(colors, 4, 2)
     tall_grid = UpperHalf(np.array([[[0, 0], [0, 0], [51, 10]]], dtype=np.uint8), [0, 0], 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tall, "grid", (2, 2))
@@ -208,13 +208,13 @@ def test_what_is_measured(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["evaluate", str(runs / "pixels"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bits_per_cell"] == pytest.approx(found["loss"] / np.log(2))
-    assert found["bits_per_dimension"] == pytest.approx(found["bits_per_cell"]), "a grey pixel is one dimension"
-    assert found["neighbour_bits"] > 0
+    assert found["bits_per_dimension"] == pytest.approx(found["bits_per_cell"]), "a gray pixel is one dimension"
+    assert found["neighbor_bits"] > 0
     assert found["squared_error"] < 0.02
     assert main(["evaluate", str(runs / "codes")]) == 0
     out = capsys.readouterr().out
     assert "bits a code" in out
-    assert "four neighbours" in out
+    assert "four neighbors" in out
 
 
 def test_classes_are_hidden_as_often_as_asked(runs: Path) -> None:
@@ -224,10 +224,10 @@ def test_classes_are_hidden_as_often_as_asked(runs: Path) -> None:
     starts = []
     for step in range(30):
         keys = samples.all()
-        starts.append(task.collate(samples.take(keys), Moment(0, step, keys))["cells"].tokens[:, 0].numpy())
+        starts.append(task.collate(samples.take(keys), BatchContext(0, step, keys))["cells"].tokens[:, 0].numpy())
     hidden = np.concatenate(starts) == task.config.nothing
     assert 0.05 < hidden.mean() < 0.17
-    measured = task.collate(samples.take(keys), Moment(0, -1, keys))["cells"].tokens[:, 0]
+    measured = task.collate(samples.take(keys), BatchContext(0, -1, keys))["cells"].tokens[:, 0]
     assert not bool((measured == task.config.nothing).any())
 
 
@@ -280,20 +280,20 @@ def test_a_larger_picture_is_completed_as_it_would_be_read(
 
 def test_guidance_needs_hidden_classes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = str(runs / "bars"), str(tmp_path / "run")
-    common = {"task": "image-generation", "tokens": "palette", "colours": 3, **TINY}
+    common = {"task": "image-generation", "tokens": "palette", "colors": 3, **TINY}
     tokenloom.train(data, out=out, class_drop=0.0, **common)
     assert "--class-drop 0" in line_of(["generate", out, "--guidance", "2"], capsys)
     tokenloom.train(data, out=out, overwrite=True, unconditional=True, **common)
-    assert "has learnt no classes" in line_of(["generate", out, "--guidance", "2"], capsys)
-    assert "has learnt no classes" in line_of(["generate", out, "--class", "down"], capsys)
+    assert "has learned no classes" in line_of(["generate", out, "--guidance", "2"], capsys)
+    assert "has learned no classes" in line_of(["generate", out, "--class", "down"], capsys)
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (["--colours", "4"], "--colours has no effect with --tokens codes"),
+        (["--colors", "4"], "--colors has no effect with --tokens codes"),
         (["--tokens", "palette", "--codes", "4"], "--codes has no effect with --tokens palette"),
-        (["--tokens", "palette", "--colours", "1"], "--colours 1: must be from 2"),
+        (["--tokens", "palette", "--colors", "1"], "--colors 1: must be from 2"),
         (["--codes", "1"], "--codes 1: must be from 2"),
         (["--factor", "3"], "--factor 3: must be 2"),
         (["--width", "10"], "--width 10: must be an even number"),
@@ -310,16 +310,16 @@ def test_settings_that_cannot_be(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_another_task_or_for_other_pictures_is_no_tokeniser(
+def test_a_run_of_another_task_or_for_other_pictures_is_no_tokenizer(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", str(runs / "bars"), "--task", "image-generation", "--out", str(tmp_path / "run"), "-q"]
     found = line_of([*words, "--tokens", str(runs / "pixels")], capsys)
-    assert "is an image-generation run; one of image-codes is needed" in found
+    assert "is an image-generation run; one of image-tokenizer is needed" in found
     found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--resolution", "12"], capsys)
     assert "its codes are for pictures of 8 × 8 pixels" in found
-    found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--mode", "colour"], capsys)
-    assert "--mode colour: the codes of --tokens" in found
+    found = line_of([*words, "--tokens", str(runs / "codes-codes"), "--mode", "color"], capsys)
+    assert "--mode color: the codes of --tokens" in found
 
 
 def test_codes_stand_beside_what_they_were(runs: Path, tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_codes_stand_beside_what_they_were(runs: Path, tmp_path: Path) -> None:
 def test_a_palette_decides_whole_rows_of_an_upper_half() -> None:
     palette = Palette.learn(np.arange(20, dtype=np.uint8).reshape(1, 1, 5, 4), 20)
     top = np.arange(8, dtype=np.uint8).reshape(1, 2, 4)
-    given = upper_half(top, palette, PictureForm((5, 4), "grey"))
+    given = upper_half(top, palette, ImageFormat((5, 4), "gray"))
     assert (given.known, given.partly) == (list(range(8)), 0)
     with pytest.raises(UserError, match="upper half of shape"):
-        upper_half(top[:, :, :3], palette, PictureForm((5, 4), "grey"))
+        upper_half(top[:, :, :3], palette, ImageFormat((5, 4), "gray"))

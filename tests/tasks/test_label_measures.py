@@ -32,7 +32,7 @@ def test_confusion_and_scores_are_those_of_scikit_learn() -> None:
 
 
 def test_the_interval_of_a_share_by_hand() -> None:
-    """8 of 10: centre (0.8 + 3.8416/20) / 1.38416 = 0.71674, half 1.96 √(0.016 + 3.8416/400) / 1.38416 = 0.22656."""
+    """8 of 10: center (0.8 + 3.8416/20) / 1.38416 = 0.71674, half 1.96 √(0.016 + 3.8416/400) / 1.38416 = 0.22656."""
     low, high = wilson(8, 10)
     assert low == pytest.approx(0.49018, abs=1e-4)
     assert high == pytest.approx(0.94330, abs=1e-4)

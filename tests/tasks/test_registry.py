@@ -7,8 +7,8 @@ import pytest
 
 import tokenloom.tasks
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Task
 from tokenloom.settings import build, options
+from tokenloom.tasks.base import Task
 from tokenloom.tasks.registry import find_task, guess_task, task_names
 
 OWN = Path(own_task.__file__)
@@ -18,7 +18,7 @@ def test_every_module_of_tasks_is_a_task() -> None:
     names = task_names()
     assert "text-generation" in names
     (folder,) = tokenloom.tasks.__path__
-    modules = {path.stem for path in Path(folder).glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in Path(folder).glob("[a-z]*.py")} - {"base", "registry"}
     assert names == sorted(module.replace("_", "-") for module in modules)
     for name in names:
         task = find_task(name)
@@ -67,7 +67,7 @@ def test_a_fallback_is_asked_last_and_two_claims_are_refused(monkeypatch: pytest
 def test_data_that_no_task_accepts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in task_names():
         monkeypatch.setattr(find_task(name), "accepts", classmethod(lambda cls, data: None))
-    with pytest.raises(UserError, match="no task recognises these data; say which with --task"):
+    with pytest.raises(UserError, match="no task recognizes these data; say which with --task"):
         guess_task("something")
 
 

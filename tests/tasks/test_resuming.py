@@ -13,8 +13,8 @@ from own_task import write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.runs.session import begin
 from tokenloom.runs.folder import RunFolder
+from tokenloom.runs.session import begin
 from tokenloom.training.events import (
     Evaluated,
     Event,
@@ -22,7 +22,7 @@ from tokenloom.training.events import (
     Planned,
     Prepared,
     Resumed,
-    Stepped,
+    StepFinished,
 )
 from tokenloom.training.loop import NonFiniteLoss
 
@@ -37,7 +37,7 @@ def straight_and_interrupted(data: str, folder: Path, stop_after: int, **setting
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
-    """Weights, checkpoints and optimiser states, byte for byte."""
+    """Weights, checkpoints and optimizer states, byte for byte."""
     names = [name for name in files(one) if name.endswith(".safetensors")]
     assert len(names) >= 5
     for name in names:
@@ -50,7 +50,7 @@ def test_a_text_run_that_was_interrupted_goes_on_bit_for_bit(
     optimizer: str, stop_after: int, text: str, tmp_path: Path
 ) -> None:
     """With dropout and accumulation, and not at the end of an epoch."""
-    settings = {**TINY, "batch": 16, "steps": 16, "evaluate_every": 5, "dropout": 0.2, "accumulate": 2}
+    settings = {**TINY, "batch": 16, "steps": 16, "eval_every": 5, "dropout": 0.2, "accumulate": 2}
     straight, first, rest = straight_and_interrupted(text, tmp_path, stop_after, optimizer=optimizer, **settings)
     planned = next(e.plan for e in straight if isinstance(e, Planned))
     assert stop_after % planned.steps_per_epoch
@@ -62,7 +62,7 @@ def test_a_text_run_that_was_interrupted_goes_on_bit_for_bit(
 
 
 def test_a_task_that_draws_in_its_batches_goes_on_bit_for_bit(sums: str, tmp_path: Path) -> None:
-    settings = {"task": OWN, "steps": 20, "evaluate_every": 6, "accumulate": 3, "threads": 1, "hidden": 0.4}
+    settings = {"task": OWN, "steps": 20, "eval_every": 6, "accumulate": 3, "threads": 1, "hidden": 0.4}
     straight, first, rest = straight_and_interrupted(sums, tmp_path, 10, **settings)
     assert stepped(first) + stepped(rest) == stepped(straight)
     assert len({step[2] for step in stepped(straight)}) > 3, "as many targets as were drawn"
@@ -72,18 +72,18 @@ def test_a_task_that_draws_in_its_batches_goes_on_bit_for_bit(sums: str, tmp_pat
 def test_an_interrupted_run_leaves_usable_weights(sums: str, tmp_path: Path) -> None:
     """Before the first evaluation those of the last step, afterwards those of the best."""
     out = tmp_path / "early"
-    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=50, threads=1, evaluate_every=20, stop=after(2))
+    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=50, threads=1, eval_every=20, stop=after(2))
     list(fitting)
     assert torch.equal(weights(tokenloom.load(out)), weights(fitting.task))
     out = tmp_path / "later"
-    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=50, threads=1, evaluate_every=20, stop=after(23))
+    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=50, threads=1, eval_every=20, stop=after(23))
     kept = [weights(fitting.task) for event in fitting if isinstance(event, Evaluated)]
     assert torch.equal(weights(tokenloom.load(out)), kept[0])
 
 
 def test_resuming_a_finished_run_changes_nothing(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    task = tokenloom.train(sums, task=OWN, out=out, steps=12, evaluate_every=4, threads=1)
+    task = tokenloom.train(sums, task=OWN, out=out, steps=12, eval_every=4, threads=1)
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     for _ in range(2):
         fitting = tokenloom.fit(out=out, resume=True)
@@ -95,7 +95,7 @@ def test_resuming_a_finished_run_changes_nothing(sums: str, tmp_path: Path) -> N
 
 def test_a_run_may_be_made_longer_and_remembers_it(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    tokenloom.train(sums, task=OWN, out=out, steps=12, evaluate_every=6, threads=1)
+    tokenloom.train(sums, task=OWN, out=out, steps=12, eval_every=6, threads=1)
     list(tokenloom.fit(out=out, resume=True, steps=20, stop=after(3)))
     assert RunFolder(out).read_config()["training"]["steps"] == 20
     events = list(tokenloom.fit(out=out, resume=True))
@@ -106,8 +106,8 @@ def test_a_run_may_be_made_longer_and_remembers_it(sums: str, tmp_path: Path) ->
 def test_metrics_of_steps_that_are_done_again_are_not_kept_twice(sums: str, tmp_path: Path) -> None:
     """Killed after step 15, when the last checkpoint was that of step 10."""
     out = tmp_path / "run"
-    for event in tokenloom.fit(sums, task=OWN, out=out, steps=30, evaluate_every=10, threads=1):
-        if isinstance(event, Stepped) and event.step == 25:
+    for event in tokenloom.fit(sums, task=OWN, out=out, steps=30, eval_every=10, threads=1):
+        if isinstance(event, StepFinished) and event.step == 25:
             break
     shutil.rmtree(out / "checkpoints" / "step-00000020")
     list(tokenloom.fit(out=out, resume=True))
@@ -120,7 +120,7 @@ REFUSED_ON_RESUME: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1}, "seed is 0 in this run and cannot become 1"),
     ({"batch": 3}, "batch is 16 in this run"),
     ({"width": 4}, "width is 8 in this run"),
-    ({"rate": 0.5}, "rate is 0.02 in this run"),
+    ({"lr": 0.5}, "lr is 0.02 in this run"),
     ({"patience": 2}, "patience is None in this run"),
     ({"minutes": 3.0}, "length is fixed at 6 steps; --steps changes it"),
     ({"task": "text-generation"}, "task is .*own_task.py:Sums' in this run"),
@@ -139,7 +139,7 @@ def test_other_settings_are_refused_on_resume_and_the_same_are_not(sums: str, tm
         with pytest.raises(UserError, match=message):
             begin(None, out=out, resume=True, **given)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
-    begin(sums, task=OWN, out=out, resume=True, seed=0, width=8, rate=0.02, threads=1, steps=6)
+    begin(sums, task=OWN, out=out, resume=True, seed=0, width=8, lr=0.02, threads=1, steps=6)
 
 
 def test_resume_needs_a_run(sums: str, tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_resume_needs_a_run(sums: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run"):
         begin(sums, resume=True, out=tmp_path / "none")
     out = tmp_path / "run"
-    for event in tokenloom.fit(sums, task=OWN, out=out, steps=6, evaluate_every=6, threads=1):
-        if isinstance(event, Stepped):
+    for event in tokenloom.fit(sums, task=OWN, out=out, steps=6, eval_every=6, threads=1):
+        if isinstance(event, StepFinished):
             break  # as a kill before the first checkpoint
     with pytest.raises(UserError, match="holds no checkpoint to go on from; --overwrite starts anew"):
         list(begin(None, resume=True, out=out))
@@ -207,12 +207,12 @@ def test_a_training_that_breaks_down_keeps_its_last_good_state(
 ) -> None:
     out = tmp_path / "run"
     events = []
-    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=20, evaluate_every=5, threads=1)
+    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=20, eval_every=5, threads=1)
 
     def go_on() -> None:
         for event in fitting:
             events.append(event)
-            if isinstance(event, Stepped) and event.step == 12:
+            if isinstance(event, StepFinished) and event.step == 12:
                 with torch.no_grad():
                     fitting.task.model.readout.bias[0] = math.nan  # type: ignore[union-attr, index, operator]
 

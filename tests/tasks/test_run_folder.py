@@ -121,11 +121,11 @@ def test_overwriting_sets_the_run_aside_until_there_is_another(run: Path) -> Non
     folder.make(overwrite=True)
     assert [path.name for path in run.iterdir()] == [".replaced"]
     folder.config_file.write_text("of a training that comes to nothing")
-    folder.put_back()
+    folder.restore_replaced()
     assert tree(run) == before
     folder.make(overwrite=True)
     folder.weights.write_text("new")
-    folder.put_back()
+    folder.restore_replaced()
     assert folder.weights.read_text() == "new", "there is something in its place"
     folder.drop_replaced()
     assert tree(run) == {"notes.md": b"what I thought", "model.safetensors": b"new"}
@@ -154,8 +154,8 @@ def test_a_kill_at_any_moment_of_overwriting_loses_nothing(
             patch.setattr(owner, name, counted(getattr(owner, name)))
         RunFolder(run).make(overwrite=True)
         (run / "config.json").write_text("new")
-        RunFolder(run).put_back()
-    RunFolder(run).put_back()
+        RunFolder(run).restore_replaced()
+    RunFolder(run).restore_replaced()
     assert tree(run) == before
 
 
@@ -264,7 +264,7 @@ def test_parts_that_are_not_read_back_are_a_mistake_of_the_task(run: Path) -> No
 # The text task's own part.
 
 
-def test_another_tokeniser_is_refused(tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     runs = []
     for name, text in (("one", "abcdefgh\n" * 40), ("two", "abcdefgi\n" * 40)):
         (tmp_path / f"{name}.txt").write_text(text)
@@ -273,7 +273,7 @@ def test_another_tokeniser_is_refused(tmp_path: Path) -> None:
         runs.append(tmp_path / name)
     load(runs[0])
     shutil.copy(runs[1] / "tokenizer.json", runs[0] / "tokenizer.json")
-    with pytest.raises(UserError, match=r"tokenizer\.json: not the tokeniser that this run was trained with"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: not the tokenizer that this run was trained with"):
         load(runs[0])
     (runs[0] / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"tokenizer\.json"):

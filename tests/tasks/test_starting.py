@@ -8,10 +8,10 @@ import torch
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.runs.session import begin
 from tokenloom.runs.folder import RunFolder
+from tokenloom.runs.session import begin
 from tokenloom.training.checkpoints import read_tensors
-from tokenloom.training.events import Event, Finished, Started, Stepped
+from tokenloom.training.events import Event, Finished, InitializedFrom, StepFinished
 
 MACHINE = {"threads": 1, "device": "cpu", "batch": 4}
 TINY = {**MACHINE, "context": 16, "width": 16, "depth": 2, "heads": 2, "tokenizer": "characters"}
@@ -36,8 +36,8 @@ def started(folder: Path, out: str, **settings: Any) -> tuple[list[Event], dict[
 
 
 def test_the_body_comes_along_and_the_readout_starts_fresh(folder: Path) -> None:
-    events, weights = started(folder, "still", steps=1, rate=0.0)
-    (event,) = (event for event in events if isinstance(event, Started))
+    events, weights = started(folder, "still", steps=1, lr=0.0)
+    (event,) = (event for event in events if isinstance(event, InitializedFrom))
     assert event.fresh == ["readout.weight", "readout.bias"]
     origin = read_tensors(folder / "filled" / "model.safetensors")
     assert event.taken == len(origin) - 2
@@ -67,11 +67,11 @@ def test_a_head_alone_resumes_bit_for_bit(folder: Path) -> None:
     arguments = {"task": "token-classification", "init": str(folder / "filled"), "train": "head", "steps": 4, **MACHINE}
     fitting = begin(folder / "words.conll", out=folder / "stopped", stop=lambda: len(done) >= 2, **arguments)
     for event in fitting:
-        done += [1] * isinstance(event, Stepped)
+        done += [1] * isinstance(event, StepFinished)
     assert isinstance(event, Finished)
     assert event.reason == "interrupt"
     events = list(begin(None, out=folder / "stopped", resume=True))
-    assert not any(isinstance(event, Started) for event in events)
+    assert not any(isinstance(event, InitializedFrom) for event in events)
     stopped = read_tensors(folder / "stopped" / "model.safetensors")
     assert all(torch.equal(stopped[name], straight[name]) for name in straight)
     with pytest.raises(UserError, match="--resume: train is 'head'"):
@@ -81,7 +81,7 @@ def test_a_head_alone_resumes_bit_for_bit(folder: Path) -> None:
 def test_the_same_task_takes_the_readout_along(folder: Path) -> None:
     arguments = {"task": "fill-mask", "init": str(folder / "filled"), "steps": 1, **MACHINE}
     events = list(begin(folder / "rhyme.txt", **arguments))
-    (event,) = (event for event in events if isinstance(event, Started))
+    (event,) = (event for event in events if isinstance(event, InitializedFrom))
     assert event.fresh == []
 
 

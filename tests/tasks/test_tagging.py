@@ -5,11 +5,9 @@ import pytest
 import torch
 from sklearn.metrics import precision_recall_fscore_support
 
-from tokenloom.models.batch import IGNORE
-from tokenloom.models.count_tagger import CountTagger
 from tokenloom.evaluation.classification import ByClass
 from tokenloom.evaluation.tagging import (
-    Window,
+    TokenWindow,
     count_labels,
     encoded_window,
     label_parts,
@@ -18,23 +16,25 @@ from tokenloom.evaluation.tagging import (
     spans,
     windows,
 )
+from tokenloom.models.batch import IGNORE
+from tokenloom.models.count_tagger import CountTagger
 
 
 def test_a_sentence_that_fits_is_one_window() -> None:
-    assert windows([2, 3, 1], 6) == [Window(0, 3, 0, 3)]
+    assert windows([2, 3, 1], 6) == [TokenWindow(0, 3, 0, 3)]
 
 
 def test_long_sentences_are_cut_into_windows_that_overlap() -> None:
-    assert windows([1] * 10, 8) == [Window(0, 8, 0, 7), Window(6, 10, 7, 10)]
+    assert windows([1] * 10, 8) == [TokenWindow(0, 8, 0, 7), TokenWindow(6, 10, 7, 10)]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_word_is_labelled_once_in_a_window_that_it_fits(seed: int) -> None:
+def test_every_word_is_labeled_once_in_a_window_that_it_fits(seed: int) -> None:
     random = np.random.default_rng(seed)
     lengths, room = random.integers(1, 6, size=int(random.integers(1, 60))).tolist(), int(random.integers(5, 25))
     found = windows(lengths, room)
-    labelled = [word for w in found for word in range(w.first, w.last)]
-    assert labelled == list(range(len(lengths)))
+    labeled = [word for w in found for word in range(w.first, w.last)]
+    assert labeled == list(range(len(lengths)))
     for window in found:
         assert window.start <= window.first < window.last <= window.stop
         assert sum(lengths[window.start : window.stop]) <= room
@@ -47,7 +47,7 @@ def test_a_word_longer_than_the_room_is_refused() -> None:
 
 def test_labels_stand_on_first_pieces_alone() -> None:
     words = [np.array([4, 5]), np.array([6]), np.array([7, 8, 9])]
-    ids, targets = encoded_window(words, [1, 2, 3], Window(0, 3, 1, 3))
+    ids, targets = encoded_window(words, [1, 2, 3], TokenWindow(0, 3, 1, 3))
     assert ids.tolist() == [4, 5, 6, 7, 8, 9]
     assert targets.tolist() == [IGNORE, IGNORE, 2, 3, IGNORE, IGNORE]
 

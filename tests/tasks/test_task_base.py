@@ -11,7 +11,7 @@ from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.training.loop import NoTargets
-from tokenloom.training.losses import Term, Totals
+from tokenloom.training.losses import LossTerm, MetricSum
 
 
 def untrained(tmp_path: Path) -> Sums:
@@ -22,21 +22,21 @@ def untrained(tmp_path: Path) -> Sums:
     return task
 
 
-def totals(sums: list[float], counts: list[int], weight: float) -> Totals:
-    total = Totals(weight)
-    total.update(Term(torch.tensor(sums), torch.tensor(counts), weight))
+def totals(sums: list[float], counts: list[int], weight: float) -> MetricSum:
+    total = MetricSum(weight)
+    total.update(LossTerm(torch.tensor(sums), torch.tensor(counts), weight))
     return total
 
 
 def test_the_loss_is_the_weighted_sum_of_the_terms_and_metrics_stand_beside_it() -> None:
-    found = Sums().summarise(
+    found = Sums().metrics(
         {"shape": totals([2.0, 4.0], [1, 2], 1.0), "code": totals([8.0], [2], 0.25), "hits": totals([3.0], [4], 0.0)}
     )
     assert found == {"loss": 2.0 + 0.25 * 4.0, "shape": 2.0, "code": 4.0, "hits": 0.75}
 
 
 def test_a_term_without_targets_is_no_part_of_the_loss() -> None:
-    found = Sums().summarise({"loss": totals([2.0], [1], 1.0), "other": totals([0.0], [0], 1.0)})
+    found = Sums().metrics({"loss": totals([2.0], [1], 1.0), "other": totals([0.0], [0], 1.0)})
     assert found["loss"] == 2.0
     assert math.isnan(found["other"])
 

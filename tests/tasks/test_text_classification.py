@@ -11,7 +11,7 @@ from tokenloom.cli.main import main
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
 from tokenloom.tasks.text_classification import TextClassification
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.loop import evaluate
 
 TINY = {"width": 16, "depth": 1, "heads": 2, "context": 24, "batch": 8, "threads": 1}
@@ -32,7 +32,7 @@ def table(folder: Path, n: int = 16) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("labels")
     data = table(folder)
-    tokenloom.train(data, out=folder / "run", steps=30, holdout=0.25, **TINY)
+    tokenloom.train(data, out=folder / "run", steps=30, val_fraction=0.25, **TINY)
     return folder / "run", data
 
 
@@ -91,7 +91,7 @@ def test_labels_never_learnt_count_as_wrong(run: tuple[Path, str], tmp_path: Pat
     other.write_text("text,label\nthe goat and hen 3,very fast beast\nthe goat and hen 4,new\n", "utf-8")
     found = tokenloom.load(run[0]).evaluate(str(other))
     assert found["accuracy"] == 0.5
-    assert found["confusion"]["classes"] == ["7", "fruit", "very fast beast", "(not learnt)"]
+    assert found["confusion"]["classes"] == ["7", "fruit", "very fast beast", "(not learned)"]
     assert np.array(found["confusion"]["counts"])[3].sum() == 1
 
 
@@ -109,7 +109,7 @@ def test_metrics_of_parts_make_those_of_the_whole(run: tuple[Path, str]) -> None
             return torch.cat([tensor, other[0] if tensor is mine[0] else other[1]])
 
         total.sums, total.counts = [joined(mine[0])], [joined(mine[1])]
-    assert task.summarise(parts[0]) == pytest.approx(task.summarise(whole))
+    assert task.metrics(parts[0]) == pytest.approx(task.metrics(whole))
 
 
 def test_balanced_classes_weigh_the_same(tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_balanced_classes_weigh_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("\n".join(rows), "utf-8")
     task: Any = tokenloom.train(
-        str(path), steps=1, class_weights="balanced", smoothing=0.0, hide=0.0, dropout=0.0, holdout=0.2, **TINY
+        str(path), steps=1, class_weights="balanced", smoothing=0.0, hide=0.0, dropout=0.0, val_fraction=0.2, **TINY
     )
     samples = task.prepare(str(path)).training
     keys = samples.all()
-    batch = task.collate(samples.take(keys), Moment(0, 0, keys))
+    batch = task.collate(samples.take(keys), BatchContext(0, 0, keys))
     sums = task.loss(task.model, batch)["loss"].sums
     with torch.no_grad():
         plain = task.loss(task.model, batch)["loss"].sums
@@ -134,9 +134,9 @@ def test_hidden_tokens_are_a_function_of_the_moment(run: tuple[Path, str]) -> No
     task: Any = tokenloom.load(run[0])
     samples = task.prepare(run[1]).training
     keys = samples.all()[:5]
-    moment = Moment(3, 7, keys)
+    moment = BatchContext(3, 7, keys)
     batch = task.collate(samples.take(keys), moment)
-    plain = task.collate(samples.take(keys), Moment(3, -1, keys))
+    plain = task.collate(samples.take(keys), BatchContext(3, -1, keys))
     row, length = 2, len(samples.items[int(keys[2])][0])
     hidden = generator_for(3, 8, int(keys[row])).random(length) < 0.1
     expected = np.where(hidden, task.mask_id, samples.items[int(keys[row])][0])
@@ -166,8 +166,8 @@ def test_naive_bayes_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
         ({"alpha": 1.0}, "--alpha has no effect with --model encoder"),
         ({"model": "naive-bayes", "alpha": 0.0}, "--alpha 0.0: must be above 0"),
         ({"smoothing": 1.0}, "--smoothing 1.0: must be from 0 up to"),
-        ({"holdout": 0.0}, "--holdout 0.0: must be above 0"),
-        ({"validation": "x.csv", "split": 2}, "--holdout and --split have no effect with --validation"),
+        ({"val_fraction": 0.0}, "--val-fraction 0.0: must be above 0"),
+        ({"validation": "x.csv", "split": 2}, "--val-fraction and --split have no effect with --validation"),
         ({"grams": 9}, "--grams 9: must be from 0 to 8"),
     ],
 )

@@ -19,9 +19,9 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.ngram import Ngram
 from tokenloom.runs.folder import load
-from tokenloom.tasks._sizes import DIAL
+from tokenloom.tasks._sizes import SIZE_PRESETS
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Planned
 
 SCRIPTS = {
@@ -32,8 +32,8 @@ SCRIPTS = {
 }
 
 
-def moment() -> Moment:
-    return Moment(0, -1, np.zeros(0, np.int64))
+def moment() -> BatchContext:
+    return BatchContext(0, -1, np.zeros(0, np.int64))
 
 
 def collated(task: TextGeneration, samples: TextWindows) -> Batch:
@@ -48,7 +48,7 @@ def collated(task: TextGeneration, samples: TextWindows) -> Batch:
 def test_any_script_trains_round_trips_and_goes_on(script: str, tokenizer: str, tmp_path: Path) -> None:
     text = SCRIPTS[script]
     data = written(tmp_path, text * 20)
-    given = {"tokenizer": tokenizer, **({"vocab": 280} if tokenizer == "byte-bpe" else {})}
+    given = {"tokenizer": tokenizer, **({"vocab_size": 280} if tokenizer == "byte-bpe" else {})}
     tokenloom.train(data, **SIZES, **given, steps=3, threads=1, out=tmp_path / "run")
     run = load(tmp_path / "run")
     assert isinstance(run, TextGeneration)
@@ -83,10 +83,10 @@ def test_every_way_to_end_a_line_gives_the_same_ids(tmp_path: Path) -> None:
     encoded = []
     for mark, end in (("", "\n"), ("", "\r\n"), ("", "\r"), ("\ufeff", "\r\n")):
         task = task_on(written(tmp_path, mark + end.join(lines)))
-        encoded.append((task.tokenizer.to_json(), task.samples_of(str(task.source)).ids.tolist()))
+        encoded.append((task.tokenizer.to_json(), task.load_samples(str(task.source)).ids.tolist()))
     assert all(one == encoded[0] for one in encoded)
     kept = task_on(written(tmp_path, "\r\n".join(lines)), newlines="keep")
-    ids_kept = kept.samples_of(str(kept.source)).ids
+    ids_kept = kept.load_samples(str(kept.source)).ids
     assert kept.tokenizer.decode(ids_kept).encode() == "\r\n".join(lines).encode()
 
 
@@ -114,19 +114,19 @@ def test_a_validation_text_of_its_own(tmp_path: Path) -> None:
 def test_merges_are_learnt_from_the_training_part_alone(tmp_path: Path) -> None:
     data = written(tmp_path, "ab " * 300)
     held = written(tmp_path, "xyz " * 300, "held.txt")
-    task = task_on(data, validation=str(held), tokenizer="bpe", vocab=20)
-    tokens = {task.tokenizer.token_text(i) for i in range(task.tokenizer.vocab)}
+    task = task_on(data, validation=str(held), tokenizer="bpe", vocab_size=20)
+    tokens = {task.tokenizer.token_text(i) for i in range(task.tokenizer.vocab_size)}
     assert {"x", "y", "z"} <= tokens
     assert not any("xy" in token or "yz" in token for token in tokens)
     assert any("ab" in token for token in tokens)
 
 
-def test_the_report_names_tokens_tokeniser_and_what_was_derived(tmp_path: Path) -> None:
-    task = TextGeneration(TextGenerationSettings(size="large", tokenizer="byte-bpe", vocab=5000))
+def test_the_report_names_tokens_tokenizer_and_what_was_derived(tmp_path: Path) -> None:
+    task = TextGeneration(TextGenerationSettings(size="large", tokenizer="byte-bpe", vocab_size=5000))
     material = task.prepare(str(written(tmp_path)))
     fields = dict(line.split(":", 1) for line in material.lines)
     assert "5,000" not in fields["tokens"], "there are no more ids than the text has pairs for"
-    assert "byte-bpe" in fields["tokeniser"]
+    assert "byte-bpe" in fields["tokenizer"]
     assert "merges" in fields["note"]
     context = task.model_config["context"]
     assert fields["context"].split() == f"{context} tokens instead of 512, since the text is short".split()
@@ -171,7 +171,7 @@ def test_borders_can_be_had_and_left_out(tmp_path: Path) -> None:
 def test_windows_with_borders_are_packed_documents(tmp_path: Path) -> None:
     """Within a window no token sees another document, and positions count from each border."""
     task = with_model(task_on(table(tmp_path, "jsonl"), column="words", context=150))
-    samples = task.samples_of(str(task.source))
+    samples = task.load_samples(str(task.source))
     end = task.tokenizer.specials["end"]
     batch = collated(task, samples)
     text = batch["text"]
@@ -192,7 +192,7 @@ def test_windows_with_borders_are_packed_documents(tmp_path: Path) -> None:
 
 def test_markers_in_a_text_without_borders_are_learnt_as_text(tmp_path: Path) -> None:
     task = task_on(written(tmp_path, MARKERS * 20))
-    assert task.tokenizer.decode(task.samples_of(str(task.source)).ids) == MARKERS * 20
+    assert task.tokenizer.decode(task.load_samples(str(task.source)).ids) == MARKERS * 20
 
 
 def test_a_vocabulary_above_two_bytes_keeps_its_ids(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_vocabulary_above_two_bytes_keeps_its_ids(tmp_path: Path) -> None:
         chr(0x20000 + c) for c in range(50000)
     )
     task = task_on(written(tmp_path, characters), tokenizer="characters")
-    assert task.tokenizer.vocab == 70000
-    ids = task.samples_of(str(task.source)).ids
+    assert task.tokenizer.vocab_size == 70000
+    ids = task.load_samples(str(task.source)).ids
     assert int(ids.max()) == 69999
     assert task.tokenizer.decode(ids) == characters
 
@@ -242,7 +242,7 @@ def plain_losses(task: TextGeneration, ids: Any) -> list[float]:
 def test_metrics_by_hand(style: str, tmp_path: Path) -> None:
     task = with_model(task_on(written(tmp_path), style=style))
     other = written(tmp_path, "ive, six, pick up shoe. " * 4 + "One", "other.txt")
-    ids = task.samples_of(str(other)).ids
+    ids = task.load_samples(str(other)).ids
     losses = plain_losses(task, ids)
     measured = task.evaluate(str(other))
     n = len(losses)
@@ -284,15 +284,15 @@ def test_one_window_has_no_interval_and_says_none(tmp_path: Path) -> None:
 
 
 def test_bits_per_byte_are_bits_of_the_text_over_its_bytes(tmp_path: Path) -> None:
-    """For tokenisers that cut the same text differently: (nats of all targets) / ln 2 / (bytes of all targets)."""
+    """For tokenizers that cut the same text differently: (nats of all targets) / ln 2 / (bytes of all targets)."""
     # The digit is a token of its own for all of them; it is given, and not asked for.
     text = "0 " + SCRIPTS["greek"] + "🌊 " + RHYME
     data = written(tmp_path, text * 12)
     counts = set()
-    for settings in ({}, {"tokenizer": "byte-bpe", "vocab": 300}, {"tokenizer": "bpe"}):
+    for settings in ({}, {"tokenizer": "byte-bpe", "vocab_size": 300}, {"tokenizer": "bpe"}):
         task = with_model(task_on(data, **settings))
         other = written(tmp_path, text, "other.txt")
-        ids = task.samples_of(str(other)).ids
+        ids = task.load_samples(str(other)).ids
         measured = task.evaluate(str(other))
         bits = measured["loss"] * measured["targets"] / math.log(2)
         assert measured["bits_per_byte"] == pytest.approx(bits / (len(text.encode()) - 1), rel=1e-9)
@@ -303,7 +303,7 @@ def test_bits_per_byte_are_bits_of_the_text_over_its_bytes(tmp_path: Path) -> No
 
 def test_unknown_words_leave_no_bits_per_byte(tmp_path: Path) -> None:
     data = written(tmp_path, RHYME * 8)
-    task = with_model(task_on(data, tokenizer="words", vocab=200))
+    task = with_model(task_on(data, tokenizer="words", vocab_size=200))
     known, unknown = written(tmp_path, "One, two", "known.txt"), written(tmp_path, "One, zebra, zebra", "unknown.txt")
     measured = task.evaluate(str(known))
     assert measured["bits_per_byte"] > 0
@@ -340,7 +340,7 @@ def test_the_baseline_is_the_ngram_on_the_same_targets(tmp_path: Path) -> None:
     assert baseline.unit == "nats a token"
     assert "order-6" in baseline.name
     # For other tokens it is the same nats, shared out among fewer.
-    task = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="byte-bpe", vocab=290))
+    task = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="byte-bpe", vocab_size=290))
     material = task.prepare(str(data))
     assert isinstance(material.validation, TextWindows)
     baseline = task.baseline(material)
@@ -362,7 +362,7 @@ def test_the_baseline_with_borders_is_asked_for_every_character(tmp_path: Path) 
     ]
     training, validation = ([document[1:] for document in part] for part in parts)
     # Characters that occur nowhere would only widen the n-gram's vocabulary.
-    model = Ngram.fit(training, task.tokenizer.vocab - 1, 6)
+    model = Ngram.fit(training, task.tokenizer.vocab_size - 1, 6)
     nats = -sum(model.log_probs(document).sum() for document in validation)
     baseline = task.baseline(material)
     assert baseline is not None
@@ -374,7 +374,7 @@ def test_the_baseline_with_borders_is_asked_for_every_character(tmp_path: Path) 
 
 def test_the_dial_gives_every_size_and_each_can_be_overridden(tmp_path: Path) -> None:
     data = written(tmp_path, RHYME * 100)
-    for name, position in DIAL.items():
+    for name, position in SIZE_PRESETS.items():
         task = TextGeneration(TextGenerationSettings(size=name))
         task.sketch()
         assert {key: task.model_config[key] for key in position.sizes} == position.sizes
@@ -386,7 +386,7 @@ def test_the_dial_gives_every_size_and_each_can_be_overridden(tmp_path: Path) ->
     assert {key: task.model_config[key] for key in chosen} == chosen
     assert asdict(task.settings)["width"] == 20
     built = task.build(0)
-    assert built.tokens.weight.shape == (task.tokenizer.vocab, 20)
+    assert built.tokens.weight.shape == (task.tokenizer.vocab_size, 20)
     assert len(built.transformer.layers) == 3
 
 
@@ -395,7 +395,7 @@ def test_settled_sizes_are_kept_with_the_run(tmp_path: Path) -> None:
     again = load(tmp_path / "run")
     assert again.model_config == task.model_config
     assert again.settings == task.settings
-    assert again.settings.context == again.model_config["context"] < DIAL["nano"].sizes["context"]
+    assert again.settings.context == again.model_config["context"] < SIZE_PRESETS["nano"].sizes["context"]
 
 
 def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
     for _ in fitting:
         pass
     optimizer, schedule = fitting.training.optimizer, fitting.training.schedule
-    assert (optimizer.optimizer, optimizer.rate, optimizer.weight_decay) == ("adamw", 6e-3, 0.01)
+    assert (optimizer.optimizer, optimizer.lr, optimizer.weight_decay) == ("adamw", 6e-3, 0.01)
     assert (optimizer.decay, optimizer.beta2, optimizer.clip) == ("all", 0.999, 0.0)
     assert (schedule.schedule, fitting.training.batch) == ("cosine", 32)
     modern = tokenloom.fit(data, **SIZES, steps=3, threads=1)
@@ -420,7 +420,7 @@ def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
         ({"width": 0}, ["--width 0"]),
         ({"window": 0}, ["--window 0"]),
         ({"dropout": math.nan}, ["--dropout nan"]),
-        ({"holdout": 0.0}, ["--holdout 0"]),
+        ({"val_fraction": 0.0}, ["--val-fraction 0"]),
         ({"style": "modrn"}, ["--style modrn", "modern"]),
         ({"size": "smal"}, ["--size smal", "small"]),
         ({"style": "chapter", "window": 4}, ["--window 4", "chapter"]),
@@ -435,7 +435,7 @@ def test_settings_that_cannot_be_are_refused_without_data(settings: dict[str, An
 
 def test_there_is_nothing_to_use_before_training(tmp_path: Path) -> None:
     task = TextGeneration()
-    with pytest.raises(UserError, match="no tokeniser yet"):
+    with pytest.raises(UserError, match="no tokenizer yet"):
         _ = task.tokenizer
     prepared = task_on(written(tmp_path))
     with pytest.raises(UserError, match="no model yet"):

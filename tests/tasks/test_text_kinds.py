@@ -19,7 +19,7 @@ from tokenloom.models.recurrent import RecurrentLM
 from tokenloom.tasks._lm_families.base import sliding
 from tokenloom.tasks._lm_families.table import MODELS
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 
 SMALL = {"context": 12, "width": 16, "threads": 1, "batch": 8, "steps": 6}
 
@@ -127,7 +127,7 @@ def test_documents_are_measured_each_from_its_own_beginning(tmp_path: Path) -> N
     for n in range(12):
         (folder / f"{n}.txt").write_text(f"{n} {VERSE}", "utf-8")
     task: Any = tokenloom.train(str(folder), model="lstm", **SMALL)
-    ids = task.samples_of(str(folder)).ids.astype(np.int64)
+    ids = task.load_samples(str(folder)).ids.astype(np.int64)
     (end,) = task.tokenizer.specials.values()
     cuts = np.flatnonzero(ids == end)
     assert len(cuts) == 13
@@ -159,13 +159,13 @@ def test_a_training_window_comes_with_the_tokens_before_it(data: str) -> None:
     training = task.prepare(data).training
     assert isinstance(training, TextWindows)
     keys = np.array([50, 3])
-    batch = task.collate(training.take(keys), Moment(0, 0, keys))
+    batch = task.collate(training.take(keys), BatchContext(0, 0, keys))
     ids = training.ids.astype(np.int64)
     assert batch["before"].tokens.tolist() == [ids[43:50].tolist(), [*ids[-4:], *ids[:3]]]
     assert batch["text"].tokens.tolist() == [ids[50:60].tolist(), ids[3:13].tolist()]
     assert batch.targets["loss"].tolist() == [ids[51:61].tolist(), ids[4:14].tolist()]
     held = task.prepare(data).validation
-    batch = task.collate(held.take(np.array([0])), Moment(0, -1, np.array([0])))
+    batch = task.collate(held.take(np.array([0])), BatchContext(0, -1, np.array([0])))
     assert set(batch.streams) == {"text"}, "separate windows stand alone"
 
 
@@ -173,7 +173,7 @@ def test_the_state_that_is_carried_helps_to_learn_what_lies_further_back(tmp_pat
     """A window of three tokens cannot hold a rhythm of four; what is carried into it can."""
     path = tmp_path / "rhythm.txt"
     path.write_text("aaab" * 400, "utf-8")
-    arguments = {"model": "rnn", "context": 3, "width": 16, "steps": 250, "batch": 16, "rate": 0.01, "threads": 1}
+    arguments = {"model": "rnn", "context": 3, "width": 16, "steps": 250, "batch": 16, "lr": 0.01, "threads": 1}
     losses = {}
     for carry in (0, 8):
         task = tokenloom.train(str(path), carry=carry, **arguments)

@@ -1,4 +1,4 @@
-"""Labelling words from end to end: learns, measures, predicts, says what is odd and refuses what cannot be."""
+"""Labeling words from end to end: learns, measures, predicts, says what is odd and refuses what cannot be."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Material
+from tokenloom.tasks.base import PreparedData
 from tokenloom.tasks.token_classification import TokenClassification, TokenClassificationSettings
 
 TINY = {"context": 24, "width": 32, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "characters"}
@@ -22,12 +22,12 @@ NAMES = "\n\n".join("\n".join(ROWS[n % 6 : 4 + n % 4] + ROWS[: 1 + n % 5]) for n
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenClassification, Path]:
     folder = tmp_path_factory.mktemp("tagging")
     (folder / "names.conll").write_text(NAMES, "utf-8")
-    task = tokenloom.train(folder / "names.conll", out=folder / "run", steps=120, rate=0.01, batch=8, **TINY)
+    task = tokenloom.train(folder / "names.conll", out=folder / "run", steps=120, lr=0.01, batch=8, **TINY)
     assert isinstance(task, TokenClassification)
     return task, folder
 
 
-def prepared(data: Path, **settings: Any) -> tuple[TokenClassification, Material]:
+def prepared(data: Path, **settings: Any) -> tuple[TokenClassification, PreparedData]:
     task = TokenClassification(TokenClassificationSettings(**{**SIZES, **settings}))
     return task, task.prepare(str(data))
 
@@ -117,10 +117,8 @@ def test_long_sentences_and_long_words_are_named(tmp_path: Path) -> None:
 def test_any_text_gives_labels_of_punctuation(tmp_path: Path) -> None:
     text = "\n\n".join(f"The cat, no. {n}, sat. Did it? It did!" for n in range(12))
     (tmp_path / "cats.txt").write_text(text, "utf-8")
-    arguments = {**TINY, "tokenizer": "auto", "vocab": 300, "labels": "punctuation"}
-    task = tokenloom.train(
-        tmp_path / "cats.txt", task="token-classification", steps=60, rate=0.01, batch=8, **arguments
-    )
+    arguments = {**TINY, "tokenizer": "auto", "vocab_size": 300, "labels": "punctuation"}
+    task = tokenloom.train(tmp_path / "cats.txt", task="token-classification", steps=60, lr=0.01, batch=8, **arguments)
     assert isinstance(task, TokenClassification)
     metrics = task.evaluate()
     assert metrics["f1/?"] > 0.9
@@ -134,8 +132,8 @@ def test_any_text_gives_labels_of_punctuation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"holdout": 0.0}, "--holdout"),
-        ({"validation": "x", "holdout": 0.2}, "--holdout has no effect"),
+        ({"val_fraction": 0.0}, "--val-fraction"),
+        ({"validation": "x", "val_fraction": 0.2}, "--val-fraction has no effect"),
         ({"labels": "punctuation", "word_column": 1}, "--word-column has no effect"),
         ({"width": 30, "heads": 4}, None),
     ],

@@ -11,8 +11,8 @@ import torch
 import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.tasks.registry import guess_task
 from tokenloom.evaluation import translation as bleu
+from tokenloom.tasks.registry import guess_task
 from tokenloom.tasks.translation import Translation
 
 Call = Callable[..., tuple[int, str, str]]
@@ -39,7 +39,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Translation:
-    """A model that has learnt something: enough for its translations to differ. Not to be changed."""
+    """A model that has learned something: enough for its translations to differ. Not to be changed."""
     out = tmp_path_factory.mktemp("runs") / "reversed"
     task = tokenloom.train(table, task="translation", out=out, steps=60, **TINY)
     assert isinstance(task, Translation)
@@ -95,7 +95,7 @@ def test_greedy_translations_are_what_the_full_model_finds_token_by_token(traine
     for word in WORDS[5:12]:
         ids, _ = trained.source_ids(word, "word")
         batch = tokenloom.models.batch.Batch({"source": trained.source_stream([ids])})
-        made = [trained.tokenizers[1].vocab]
+        made = [trained.tokenizers[1].vocab_size]
         for _ in range(trained.model_config["target_limit"]):
             batch.streams["target"] = tokenloom.models.batch.Stream(ids=torch.tensor([made]))
             with torch.no_grad():
@@ -124,13 +124,13 @@ def test_what_is_measured(trained: Translation, table: Path) -> None:
     right = sum(a == word[::-1] for a, word in zip(trained.translate(WORDS), WORDS, strict=True))
     assert everything["exact"] == right / len(WORDS)
     # Every token the likeliest after the true ones before it: that is what greedy choice gives.
-    assert trained.summarise(trained_totals(trained, str(table)))["exact"] == pytest.approx(everything["exact"])
+    assert trained.metrics(trained_totals(trained, str(table)))["exact"] == pytest.approx(everything["exact"])
 
 
 def trained_totals(task: Translation, data: str) -> Any:
     from tokenloom.training.loop import evaluate
 
-    return evaluate(task, task.model, task.samples_of(data))
+    return evaluate(task, task.model, task.load_samples(data))
 
 
 def test_two_aligned_files_are_measured_as_the_table_of_their_lines(call: Call, run: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_smoothing_is_for_training_alone(table: Path) -> None:
         samples = task.prepare(str(table)).training
         task.model = task.build(1)
         keys = samples.all()[:4]
-        batches.append(task.collate(samples.take(keys), tokenloom.training.batches.Moment(0, 0, keys)))
+        batches.append(task.collate(samples.take(keys), tokenloom.training.batches.BatchContext(0, 0, keys)))
     model = plain.model.eval()
     assert torch.equal(plain.loss(model, batches[0])["loss"].sums, smooth.loss(model, batches[1])["loss"].sums)
     model.train()
@@ -270,7 +270,7 @@ def test_two_files_and_two_vocabularies(call: Call, tmp_path: Path) -> None:
         tmp_path / "r",
     )
     assert code == 0, err
-    assert "tokenisers: characters for sources, 9 ids; characters for targets, 9 ids" in err
+    assert "tokenizers: characters for sources, 9 ids; characters for targets, 9 ids" in err
     task = tokenloom.load(tmp_path / "r")
     assert isinstance(task, Translation)
     assert task.tokenizers[0].unseen("A") == ["A"]
@@ -281,14 +281,14 @@ def test_two_files_and_two_vocabularies(call: Call, tmp_path: Path) -> None:
     assert "no attention" in err
     tokenizer = tmp_path / "r" / "target_tokenizer.json"
     tokenizer.write_bytes((tmp_path / "r" / "source_tokenizer.json").read_bytes())
-    with pytest.raises(UserError, match=r"target_tokenizer\.json: not the tokeniser"):
+    with pytest.raises(UserError, match=r"target_tokenizer\.json: not the tokenizer"):
         tokenloom.load(tmp_path / "r")
 
 
 def test_words_that_are_not_known_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("source,target\n" + "".join(f"one {a} two,eins {a} zwei\n" for a in "abcdefgh"))
-    task = tokenloom.train(path, task="translation", tokenizer="words", vocab=12, steps=2, size="nano", threads=1)
+    task = tokenloom.train(path, task="translation", tokenizer="words", vocab_size=12, steps=2, size="nano", threads=1)
     assert isinstance(task, Translation)
     _, notes = task.source_ids("one zebra two", "source 1")
     assert notes == ["source 1: the model does not know 1 word: 'zebra'"]

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from tokenloom.evaluation.word_similarity import agreement, cooccurrences, rank_correlation
 from tokenloom.models.batch import IGNORE
 from tokenloom.models.word_vectors import BLOCK
-from tokenloom.evaluation.word_similarity import agreement, cooccurrences, rank_correlation
 from tokenloom.tasks._word_vector_draws import SHARED, Draws, keep_probability, negative_distribution
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.losses import negative_sampling_term
 
 
-def moment(*keys: int, step: int = 0) -> Moment:
-    return Moment(7, step, np.array(keys))
+def moment(*keys: int, step: int = 0) -> BatchContext:
+    return BatchContext(7, step, np.array(keys))
 
 
 def test_frequent_words_are_seen_less_often() -> None:

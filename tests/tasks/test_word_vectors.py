@@ -11,8 +11,8 @@ import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
 from tokenloom.runs.session import begin
-from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.tasks._word_vector_actions import Space
+from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.tokenizers.vocabulary import Vocabulary
 from tokenloom.training.events import Baseline
 
@@ -22,7 +22,7 @@ TINY = {
     "min_count": 2,
     "subsample": 0.0,
     "steps": 150,
-    "rate": 0.03,
+    "lr": 0.03,
     "batch": 4,
     "threads": 1,
 }
@@ -55,7 +55,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_words_of_a_topic_are_nearest_to_each_other(run: Path) -> None:
     task = tokenloom.load(run)
     assert isinstance(task, WordVectorTask)
-    near = task.neighbours("Sail", top=6)
+    near = task.neighbors("Sail", top=6)
     assert {word for word, _ in near} == {"mast", "anchor", "deck", "harbour", "wave", "captain"}
     cosines = [cosine for _, cosine in near]
     assert cosines == sorted(cosines, reverse=True)
@@ -87,16 +87,16 @@ def test_the_vectors_go_to_gensim_unchanged(run: Path, tmp_path: Path, capsys: p
     assert tuple(read.index_to_key) == task.vocabulary.words
     np.testing.assert_array_equal(read.vectors, task.vectors)
     theirs = read.most_similar("oven", topn=3)
-    assert [word for word, _ in theirs] == [word for word, _ in task.neighbours("oven", 3)]
+    assert [word for word, _ in theirs] == [word for word, _ in task.neighbors("oven", 3)]
     answers = read.most_similar(positive=["sail", "oven"], negative=["dough"], topn=4)
     assert [word for word, _ in answers] == [word for word, _ in task.analogy("sail", "dough", "oven", 4)]
     assert main(["export", str(run), "--out", str(out)]) == 2
     assert "is there already" in capsys.readouterr().err
 
 
-def test_neighbours_and_analogies_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["neighbours", str(run), "sail", "oven", "--top", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["neighbours"]
+def test_neighbors_and_analogies_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["neighbors", str(run), "sail", "oven", "--top", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["neighbors"]
     assert {word: len(near) for word, near in found.items()} == {"sail": 2, "oven": 2}
     assert main(["analogy", str(run), "sail", "mast", "oven"]) == 0
     printed = capsys.readouterr()
@@ -108,10 +108,10 @@ def test_neighbours_and_analogies_on_the_command_line(run: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["neighbours", "RUN", "harbor"], "'harbor' is not among the 15 words that this run knows; did you mean 'harb"),
-        (["neighbours", "RUN", "a b"], "'a b' is 2 words here (a, b)"),
-        (["neighbours", "RUN"], "no word to find the neighbours of"),
-        (["neighbours", "RUN", "sail", "--top", "0"], "--top 0: must be at least 1"),
+        (["neighbors", "RUN", "harbor"], "'harbor' is not among the 15 words that this run knows; did you mean 'harb"),
+        (["neighbors", "RUN", "a b"], "'a b' is 2 words here (a, b)"),
+        (["neighbors", "RUN"], "no word to find the neighbors of"),
+        (["neighbors", "RUN", "sail", "--top", "0"], "--top 0: must be at least 1"),
         (["analogy", "RUN", "sail", "mast"], "an analogy takes three words"),
         (["map", "RUN"], "--out: say where to write the picture"),
         (["map", "RUN", "--out", "m.png", "--count", "2"], "--count 2"),
@@ -183,9 +183,9 @@ def test_the_baseline_is_what_constant_logits_reach(tmp_path: Path) -> None:
     [
         ({"window": 0}, "--window 0"),
         ({"subsample": 1.5}, "--subsample 1.5"),
-        ({"holdout": 1.0}, "--holdout 1.0"),
+        ({"val_fraction": 1.0}, "--val-fraction 1.0"),
         ({"min_count": 0}, "--min-count 0"),
-        ({"validation": "x.txt", "holdout": 0.2}, "--holdout has no effect"),
+        ({"validation": "x.txt", "val_fraction": 0.2}, "--val-fraction has no effect"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:

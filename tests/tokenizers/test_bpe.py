@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tokenloom.errors import UserError
-from tokenloom.tokenizers import bpe
-from tokenloom.tokenizers import bpe_training
+from tokenloom.tokenizers import bpe, bpe_training
 from tokenloom.tokenizers.bpe import escaped, unescaped
 from tokenloom.tokenizers.bpe_training import MergeCounter, train_merges
 from tokenloom.tokenizers.pretokenize import SCRIPTED, SPACED, chunk_blocks, count_chunks
@@ -22,7 +21,7 @@ ALPHABETS = ["a", "ab", "ab ", "abc \n", "aé あ😀\u0301", "xy\x1c\x1f\x85\u2
 
 
 def random_text(seed: int) -> str:
-    """Text with repeated parts, over one of several alphabets, so that many merges can be learnt."""
+    """Text with repeated parts, over one of several alphabets, so that many merges can be learned."""
     generator = random.Random(seed)
     alphabet = ALPHABETS[seed % len(ALPHABETS)]
     parts = ["".join(generator.choices(alphabet, k=generator.randint(1, 6))) for _ in range(4)]
@@ -85,8 +84,8 @@ def test_training_and_encoding_agree_with_the_plain_rule(ties: Ties) -> None:
         merges = [3, 10, 10_000][seed // 6 % 3]
         expected = plain_train([list(text)], merges, ties)
         tokenizer = BPE.train(text, merges=merges, ties=ties)
-        learnt = [(tokenizer.decode([a]), tokenizer.decode([b])) for a, b in tokenizer.merges]
-        assert learnt == expected, (seed, text)
+        learned = [(tokenizer.decode([a]), tokenizer.decode([b])) for a, b in tokenizer.merges]
+        assert learned == expected, (seed, text)
         assert tokenizer.merges_done == len(expected)
         for other in (text, "".join(random.Random(seed).choices(sorted(set(text)), k=60))):
             ids = tokenizer.encode(other)
@@ -100,8 +99,8 @@ def test_byte_level_agrees_with_the_plain_rule(ties: Ties) -> None:
         text = random_text(seed)
         expected = plain_train(byte_rows(text), 10_000, ties)
         tokenizer = ByteBPE.train(text, 10_256, ties=ties)
-        learnt = [tuple(pieces(tokenizer, pair)) for pair in tokenizer.merges]
-        assert learnt == expected, (seed, text)
+        learned = [tuple(pieces(tokenizer, pair)) for pair in tokenizer.merges]
+        assert learned == expected, (seed, text)
         encoded = [token for row in byte_rows(text) for token in plain_encode(row, expected)]
         assert pieces(tokenizer, tokenizer.encode(text)) == encoded
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -140,7 +139,7 @@ def test_reference_2_2_the_merges(tinyshakespeare: str) -> None:
     made = [tokenizer.decode([65 + i]) for i in range(200)]
     assert made[:24] == FIRST_24
     assert made[-12:] == LAST_12
-    assert (tokenizer.vocab, tokenizer.merges_done, tokenizer.notes) == (265, 200, [])
+    assert (tokenizer.vocab_size, tokenizer.merges_done, tokenizer.notes) == (265, 200, [])
     by_id = chapter(tinyshakespeare, 200, "id")
     assert {by_id.decode([65 + i]) for i in range(24)} == set(FIRST_24)
 

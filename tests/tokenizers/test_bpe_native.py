@@ -31,7 +31,7 @@ def some_text(seed: int, length: int) -> str:
 
 
 def plain(tokenizer: BPE | ByteBPE, text: str) -> list[int]:
-    with loader.switched_off():
+    with loader.disabled():
         return copy.deepcopy(tokenizer).encode(text).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Where the tokeniser says so, a text may be cut before it is encoded: the ids are those of the whole."""
+"""Where the tokenizer says so, a text may be cut before it is encoded: the ids are those of the whole."""
 
 import random
 import re

@@ -52,5 +52,5 @@ def test_saved_is_loaded(tmp_path: Path) -> None:
     assert again.as_dict() == patches.as_dict()
     assert again.fingerprint() == patches.fingerprint() != Patches((1, 8, 6), (4, 2), [0.25], [0.125]).fingerprint()
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot be read as a tokeniser of pictures"):
+    with pytest.raises(UserError, match="cannot be read as a tokenizer of pictures"):
         Patches.load(tmp_path / "tokenizer.json")

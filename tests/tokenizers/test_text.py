@@ -77,12 +77,14 @@ def test_user_text_is_never_control(train: Train) -> None:
 def test_special_tokens(train: Train) -> None:
     tokenizer = train("some text, some more")
     end, pad = tokenizer.specials["end"], tokenizer.specials["pad"]
-    assert list(tokenizer.specials.values()) == list(range(tokenizer.vocab - len(tokenizer.specials), tokenizer.vocab))
+    assert list(tokenizer.specials.values()) == list(
+        range(tokenizer.vocab_size - len(tokenizer.specials), tokenizer.vocab_size)
+    )
     ids = [*tokenizer.encode("some").tolist(), end, *tokenizer.encode(" more").tolist(), pad]
     assert tokenizer.decode(ids) == "some more"
     assert tokenizer.decode(ids, specials=True) == "some<|end|> more<|pad|>"
     assert "".join(streamed(tokenizer, ids)) == "some more"
-    assert tokenizer.byte_lengths().shape == (tokenizer.vocab,)
+    assert tokenizer.byte_lengths().shape == (tokenizer.vocab_size,)
     assert tokenizer.byte_lengths()[[end, pad]].tolist() == [0, 0]
     assert tokenizer.token_text(end) == "<|end|>"
 
@@ -97,7 +99,7 @@ def test_empty_text(train: Train) -> None:
     assert streamed(tokenizer, []) == [""]
     empty: list[str | list[str]] = ["", [], ["", ""]]
     for nothing in empty:
-        with pytest.raises(UserError, match="no text to build a tokeniser from"):
+        with pytest.raises(UserError, match="no text to build a tokenizer from"):
             train(nothing)
 
 
@@ -114,13 +116,13 @@ def test_lone_surrogates_are_refused(train: Train) -> None:
 @KIND
 def test_ids_out_of_range_are_an_error(train: Train) -> None:
     tokenizer = train("ab")
-    for ids in ([-1], [0, tokenizer.vocab]):
+    for ids in ([-1], [0, tokenizer.vocab_size]):
         with pytest.raises(ValueError, match="outside 0 …"):
             tokenizer.decode(ids)
     for wrong in ([[0]], [0.5]):
         with pytest.raises(ValueError, match="in one dimension"):
             tokenizer.decode(wrong)
-    for id in (-1, tokenizer.vocab):
+    for id in (-1, tokenizer.vocab_size):
         with pytest.raises(ValueError, match=f"id {id} is not in"):
             tokenizer.stream().push(id)
         with pytest.raises(ValueError, match=f"id {id} is not in"):
@@ -143,7 +145,11 @@ def test_saved_and_loaded(train: Train, tmp_path: Path) -> None:
     tokenizer.save(path)
     loaded = load_tokenizer(path)
     assert type(loaded) is type(tokenizer)
-    assert (loaded.kind, loaded.vocab, loaded.specials) == (tokenizer.kind, tokenizer.vocab, tokenizer.specials)
+    assert (loaded.kind, loaded.vocab_size, loaded.specials) == (
+        tokenizer.kind,
+        tokenizer.vocab_size,
+        tokenizer.specials,
+    )
     np.testing.assert_array_equal(loaded.encode(EVERYTHING), tokenizer.encode(EVERYTHING))
     assert loaded.fingerprint() == tokenizer.fingerprint()
     assert TextTokenizer.from_json(json.loads(json.dumps(tokenizer.to_json()))).to_json() == tokenizer.to_json()
@@ -161,7 +167,7 @@ def test_a_cut_file_is_refused(train: Train, tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in [*range(0, len(whole) - 2, 41), len(whole) - 2]:
         path.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"tokenizer\.json is (cut or is )?no tokeniser file"):
+        with pytest.raises(UserError, match=r"tokenizer\.json is (cut or is )?no tokenizer file"):
             load_tokenizer(path)
 
 
@@ -191,7 +197,7 @@ BPE_JSON: dict[str, Any] = BPE.train("abab abab", merges=2, specials=("end",)).t
         ({"kind": ["bpe"]}, "kind is"),
         ({"kind": "characters"}, "the entry 'merges' does not belong"),
         ({"merges": None}, "the entry 'merges' is missing"),
-        ({"extra": 1}, "the entry 'extra' does not belong in a tokeniser of kind 'bpe'"),
+        ({"extra": 1}, "the entry 'extra' does not belong in a tokenizer of kind 'bpe'"),
         ({"specials": ["end", "end"]}, "special token 2, 'end', is no name or is given twice"),
         ({"specials": ["<|end|>"]}, "special token 1"),
         ({"specials": "end"}, "'specials' is not a list of strings"),
@@ -247,7 +253,7 @@ def test_saving_where_it_cannot_be(tmp_path: Path) -> None:
 
 def test_characters(tinyshakespeare: str) -> None:
     tokenizer = Characters.train(tinyshakespeare)
-    assert (tokenizer.vocab, tokenizer.specials) == (65, {})
+    assert (tokenizer.vocab_size, tokenizer.specials) == (65, {})
     ids = tokenizer.encode(tinyshakespeare)
     assert [tokenizer.decode([id]) for id in range(65)] == sorted(set(tinyshakespeare))
     assert tokenizer.decode(ids) == tinyshakespeare
@@ -285,7 +291,7 @@ def test_words_are_kept_by_frequency_then_first_appearance() -> None:
     tokenizer = Words.train("c a a b c, d", 4)
     # " " stands 5 times, c and a twice, then b, "," and d once each, in this order.
     assert tokenizer.to_json()["words"] == [" ", "c", "a", "b"]
-    assert (tokenizer.vocab, tokenizer.specials) == (5, {"unknown": 4})
+    assert (tokenizer.vocab_size, tokenizer.specials) == (5, {"unknown": 4})
     ids = tokenizer.encode("d a\nb")
     assert ids.tolist() == [4, 0, 2, 4, 3]
     assert tokenizer.decode(ids) == " ab"
@@ -302,7 +308,7 @@ def test_words_are_kept_by_frequency_then_first_appearance() -> None:
 def test_a_vocabulary_above_16_bits(tmp_path: Path) -> None:
     text = " ".join(f"w{number}" for number in range(70_000))
     tokenizer = Words.train(text, 100_000, specials=("end",))
-    assert tokenizer.vocab == 70_003
+    assert tokenizer.vocab_size == 70_003
     ids = tokenizer.encode(text)
     assert ids.max() == 70_000
     assert tokenizer.decode(ids) == text
@@ -316,7 +322,7 @@ def test_merges_above_16_bits() -> None:
     merges = [(first, second) for first in range(256) for second in range(256)]
     merges += [(256 + 97 * 256 + second, 97) for second in range(128)]
     tokenizer = ByteBPE(merges)
-    assert tokenizer.vocab == 256 + 65_536 + 128
+    assert tokenizer.vocab_size == 256 + 65_536 + 128
     ids = tokenizer.encode("aba")
     assert ids.tolist() == [256 + 65_536 + ord("b")]
     assert tokenizer.decode(ids) == "aba"
@@ -337,7 +343,7 @@ def test_streams_never_emit_half_a_character() -> None:
 def test_streams_equal_decoding_for_any_ids() -> None:
     tokenizer = ByteBPE.train(EVERYTHING, 400, specials=("end",))
     generator = random.Random(0)
-    biased = [id for id in range(tokenizer.vocab) for _ in range(1 if id < 128 else 3)]
+    biased = [id for id in range(tokenizer.vocab_size) for _ in range(1 if id < 128 else 3)]
     for _ in range(500):
         ids = generator.choices(biased, k=12)
         assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
@@ -388,16 +394,16 @@ MANY = "".join(map(chr, range(0x4E00, 0x4E00 + 513)))
 def test_choosing(text: str | list[str], options: dict[str, Any], kind: str, why: str) -> None:
     tokenizer = choose_tokenizer(text, **options)
     assert tokenizer.kind == kind
-    assert tokenizer.why.startswith(f"{tokenizer.vocab:,} ids for {len(''.join(text).encode()):,} bytes with ")
+    assert tokenizer.why.startswith(f"{tokenizer.vocab_size:,} ids for {len(''.join(text).encode()):,} bytes with ")
     assert tokenizer.why.endswith(f" distinct characters ({why})")
     assert list(tokenizer.specials) == [*options.get("specials", ()), *(["unknown"] if kind == "words" else [])]
 
 
 def test_choosing_takes_the_size() -> None:
     text = "the cat sat on the mat, the cat sat. " * 9
-    assert choose_tokenizer(text, "byte-bpe", 260).vocab == 260
-    assert choose_tokenizer(text, "bpe", 20, ("end",)).vocab == 21
-    assert choose_tokenizer(text, "words", 3).vocab == 4
+    assert choose_tokenizer(text, "byte-bpe", 260).vocab_size == 260
+    assert choose_tokenizer(text, "bpe", 20, ("end",)).vocab_size == 21
+    assert choose_tokenizer(text, "words", 3).vocab_size == 4
     for kind in ("words", "bpe", "byte-bpe"):
         with pytest.raises(UserError, match="a vocabulary of 0 "):
             choose_tokenizer(text, kind, 0)
@@ -409,7 +415,7 @@ def test_choosing_with_an_alphabet() -> None:
     for kind in ("auto", "characters", "bpe"):
         tokenizer = choose_tokenizer("abab", kind, alphabet=["held out", "é"])
         assert tokenizer.decode(tokenizer.encode("hold é")) == "hold é"
-    assert choose_tokenizer("abab", "bpe", 4, alphabet="xy").vocab == 4
+    assert choose_tokenizer("abab", "bpe", 4, alphabet="xy").vocab_size == 4
     assert choose_tokenizer("abab", alphabet=[MANY[:510]]).kind == "characters"
     assert choose_tokenizer("abab", alphabet=[MANY[:511]]).kind == "byte-bpe"
     merges = choose_tokenizer("abab", "byte-bpe", alphabet=["cdcd"]).to_json()["merges"]
@@ -420,7 +426,7 @@ def test_choosing_with_an_alphabet() -> None:
 
 @pytest.mark.parametrize(("given", "near"), [("byte_bpe", "byte-bpe"), ("chars", "characters"), ("word", "words")])
 def test_an_unknown_kind_names_the_nearest(given: str, near: str) -> None:
-    with pytest.raises(UserError, match=f"no kind of tokeniser '{given}'; did you mean '{near}'"):
+    with pytest.raises(UserError, match=f"no kind of tokenizer '{given}'; did you mean '{near}'"):
         choose_tokenizer("ab", given)
 
 

@@ -130,7 +130,7 @@ def remains(out: Path) -> list[str]:
 
 
 def state_of(out: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the newest checkpoint and of the run: weights, optimiser, the best weights."""
+    """All tensors of the newest checkpoint and of the run: weights, optimizer, the best weights."""
     newest = max((out / "checkpoints").glob("step-*"))
     files = {
         "best": out / "model.safetensors",
@@ -147,7 +147,7 @@ def measured(out: Path) -> list[dict[str, Any]]:
 
 
 def assert_same(run: Path, straight: Path) -> None:
-    """Bit for bit: weights, optimiser, best weights, and all evaluations on the way."""
+    """Bit for bit: weights, optimizer, best weights, and all evaluations on the way."""
     one, two = state_of(run), state_of(straight)
     assert sorted(one) == sorted(two)
     different = [name for name, tensor in one.items() if not torch.equal(tensor, two[name])]

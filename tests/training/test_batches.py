@@ -1,4 +1,4 @@
-"""Batches: pure functions of the step, cut evenly, and recognised by their fingerprint."""
+"""Batches: pure functions of the step, cut evenly, and recognized by their fingerprint."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from tokenloom.data.samples import Keys, ListSamples, TextWindows
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.training.batches import (
     POOL,
+    BatchContext,
     Batches,
-    Moment,
     bucketed,
     count_targets,
     evaluation_batches,
@@ -22,7 +22,7 @@ from tokenloom.training.batches import (
 )
 
 
-def noisy(samples: Any, moment: Moment) -> Batch:
+def noisy(samples: Any, moment: BatchContext) -> Batch:
     """A collate in which each row draws its own noise, and which keeps the keys."""
     noise = [[int(x) for x in moment.random(row).integers(1 << 60, size=3)] for row in range(len(samples))]
     return Batch({"text": Stream(ids=torch.tensor(noise))}, {"loss": torch.from_numpy(moment.keys)})
@@ -79,7 +79,7 @@ def test_what_a_sample_draws_does_not_depend_on_the_cut() -> None:
 def test_a_sample_draws_anew_at_each_step_and_with_each_seed() -> None:
     def draw(seed: int, step: int, key: int, row: int = 0) -> int:
         keys: Keys = np.array([99] * row + [key], dtype=np.int64)
-        return int(Moment(seed, step, keys).random(row).integers(1 << 60))
+        return int(BatchContext(seed, step, keys).random(row).integers(1 << 60))
 
     assert draw(1, 5, 7) == draw(1, 5, 7, row=3), "wherever it stands in the batch"
     assert len({draw(1, 5, 7), draw(2, 5, 7), draw(1, 6, 7), draw(1, 5, 8), draw(1, 7, 5), draw(1, -1, 7)}) == 6
@@ -93,8 +93,8 @@ def test_evaluation_visits_everything_once_in_order_and_draws_the_same_for_any_b
         parts = list(evaluation_batches(samples, noisy, batch))
         assert torch.cat([part.targets["loss"] for part in parts]).tolist() == list(range(23))
         assert torch.equal(torch.cat([part["text"].tokens for part in parts]), whole[0]["text"].tokens)
-    assert not Moment(0, -1, samples.all()).training
-    assert Moment(0, 0, samples.all()).training
+    assert not BatchContext(0, -1, samples.all()).training
+    assert BatchContext(0, 0, samples.all()).training
 
 
 def test_the_seed_of_dropout_differs_by_seed_step_and_micro_batch() -> None:

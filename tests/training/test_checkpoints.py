@@ -15,9 +15,9 @@ from tokenloom.errors import UserError
 from tokenloom.training import checkpoints as module
 from tokenloom.training.checkpoints import (
     Checkpoints,
+    copy_tensors,
     load_weights,
     model_tensors,
-    put_tensors,
     read_tensors,
     save_weights,
     total_bytes,
@@ -73,7 +73,7 @@ def test_weights_in_memory_are_put_back() -> None:
     kept = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
     with torch.no_grad():
         model.first.weight.fill_(5)
-    put_tensors(model, kept)
+    copy_tensors(model, kept)
     assert model.first.weight.unique().tolist() == [1.0]
 
 
@@ -165,7 +165,7 @@ def test_going_back_removes_what_came_later(tmp_path: Path) -> None:
     save(checkpoints, 10, best_step=10)
     save(checkpoints, 20, best_step=10)
     cut(checkpoints.path(20) / "model.safetensors")
-    assert checkpoints.newest_whole()[0]["step"] == 10
+    assert checkpoints.newest_complete()[0]["step"] == 10
     save(checkpoints, 15, best_step=10)
     assert checkpoints.steps() == [10, 15]
 
@@ -174,7 +174,7 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 3)
     checkpoints.save(3, Small(8.0), state_of(8), {})
-    _, folder, damaged = checkpoints.newest_whole()
+    _, folder, damaged = checkpoints.newest_complete()
     assert not damaged
     assert load_file(folder / "model.safetensors")["first.weight"].unique().tolist() == [8]
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
@@ -194,7 +194,7 @@ def test_a_damaged_file_is_refused_by_name_and_the_one_before_is_taken(
         checkpoints.read(2)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
-    state, folder, damaged = checkpoints.newest_whole()
+    state, folder, damaged = checkpoints.newest_complete()
     assert state["step"] == 1
     assert folder == checkpoints.path(1)
     assert damaged == [str(caught.value)]
@@ -223,11 +223,11 @@ def test_numbers_that_are_not_finite_survive_in_the_state(tmp_path: Path) -> Non
 def test_without_a_whole_checkpoint_it_is_said(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     with pytest.raises(UserError, match="holds no checkpoint"):
-        checkpoints.newest_whole()
+        checkpoints.newest_complete()
     save(checkpoints, 1)
     cut(checkpoints.path(1) / "model.safetensors")
     with pytest.raises(UserError, match=r"step-00000001.model\.safetensors: cut or altered"):
-        checkpoints.newest_whole()
+        checkpoints.newest_complete()
 
 
 def test_strange_folders_are_no_checkpoints(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_full_disk_is_told_in_one_line_and_spoils_nothing(tmp_path: Path, monk
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"model\.safetensors: cannot be written"):
         save_weights(Small(2.0), tmp_path / "model.safetensors")
-    assert checkpoints.newest_whole()[0]["step"] == 1
+    assert checkpoints.newest_complete()[0]["step"] == 1
     assert load_file(tmp_path / "model.safetensors")["kept"].tolist() == [1, 1]
 
 

@@ -16,8 +16,8 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.training.batches import Batches, evaluation_keys
 from tokenloom.training.checkpoints import load_weights, model_tensors, whole_tensors
-from tokenloom.training.distributed import Several, keep_layer_inputs_only, own_part, whole
-from tokenloom.training.events import Evaluated, Saved, Stepped
+from tokenloom.training.distributed import DistributedGroup, keep_layer_inputs_only, own_part, whole
+from tokenloom.training.events import Evaluated, Saved, StepFinished
 from tokenloom.training.loop import NonFiniteLoss, Trainer, fit
 from tokenloom.training.muon import Muon
 from tokenloom.training.settings import TrainingSettings
@@ -30,14 +30,14 @@ MODES = ("data", "sharded")
 
 
 def settings_of(optimizer: str, steps: int, accumulate: int = 1, **more: Any) -> TrainingSettings:
-    given = {"batch": BATCH, "accumulate": accumulate, "evaluate_every": max(1, steps // 2), "clip": 0.5, **more}
+    given = {"batch": BATCH, "accumulate": accumulate, "eval_every": max(1, steps // 2), "clip": 0.5, **more}
     return tiny_settings(optimizer, steps=steps, **given)
 
 
 def told(events: Any) -> dict[str, list[float]]:
     """What a training says, as lists of numbers."""
     events = list(events)
-    steps = [e for e in events if isinstance(e, Stepped)]
+    steps = [e for e in events if isinstance(e, StepFinished)]
     return {
         "loss": [e.loss for e in steps],
         "norm": [e.norm for e in steps],
@@ -57,7 +57,7 @@ def one_process(
 
 
 def shared(
-    processes: Several,
+    processes: DistributedGroup,
     mode: str,
     settings: TrainingSettings,
     validation: Any = VALIDATION,
@@ -66,7 +66,7 @@ def shared(
 ) -> Any:
     """The same in this process of several: its events, and the weights in the end."""
     assert settings.batch is not None
-    share = (processes.rank, processes.world)
+    share = (processes.rank, processes.world_size)
     sizes = {"batch": settings.batch, "seed": settings.seed, "accumulate": settings.accumulate}
     task, model = NextToken(), tiny_gpt(depth=2)
     batches = Batches(training, task.collate, **sizes, share=share)
@@ -97,7 +97,7 @@ def _many(optimizer: str, steps: int, accumulate: int = 1) -> dict[str, Any]:
     return {"settings": settings_of(optimizer, steps, accumulate, batch=32), "training": MANY[steps]}
 
 
-def _equal_in_each(processes: Several, steps: int) -> dict[str, Any]:
+def _equal_in_each(processes: DistributedGroup, steps: int) -> dict[str, Any]:
     return {
         f"{optimizer}, {mode}, {pieces} pieces": shared(processes, mode, **_many(optimizer, steps, pieces))
         for optimizer in ("adamw", "muon")
@@ -201,7 +201,7 @@ def test_fewer_samples_than_processes_are_refused() -> None:
 class Spoilt(NextToken):
     """Not a number from the third batch on, and only in one process."""
 
-    def __init__(self, processes: Several) -> None:
+    def __init__(self, processes: DistributedGroup) -> None:
         super().__init__()
         self.processes, self.seen = processes, 0
 
@@ -213,22 +213,24 @@ class Spoilt(NextToken):
         return terms
 
 
-def _refusing(processes: Several) -> None:
+def _refusing(processes: DistributedGroup) -> None:
     raise UserError(f"process {processes.rank} cannot read it")
 
 
-def _many_things(processes: Several, folder: Path) -> dict[str, Any]:
+def _many_things(processes: DistributedGroup, folder: Path) -> dict[str, Any]:
     rank = processes.rank
     found: dict[str, Any] = {}
-    found["each"] = processes.each(lambda: {"rank": rank, "long": "é" * 600 * rank, "pi": 0.1 + rank, "none": None})
-    found["lead"] = processes.lead(lambda: f"{rank} says so")
-    found["rows"] = processes.rows(torch.arange(2.0 + rank, dtype=torch.float64)).tolist()
+    found["each"] = processes.all_gather_object(
+        lambda: {"rank": rank, "long": "é" * 600 * rank, "pi": 0.1 + rank, "none": None}
+    )
+    found["lead"] = processes.run_on_rank0(lambda: f"{rank} says so")
+    found["rows"] = processes.all_gather_rows(torch.arange(2.0 + rank, dtype=torch.float64)).tolist()
     order: list[float] = []
     processes.in_turn(lambda: order.append(rank) or (folder / "made").exists() or (folder / "made").touch())
-    found["turn"] = processes.each(lambda: order)
+    found["turn"] = processes.all_gather_object(lambda: order)
     for who in (0, 1):
         try:
-            processes.together(lambda who=who: _refusing(processes) if rank == who else None)
+            processes.run_on_all(lambda who=who: _refusing(processes) if rank == who else None)
         except UserError as error:
             found[f"refused {who}"] = (str(error), error.told)
     # Gradients: one parameter that only one process uses, and one that none does.
@@ -236,16 +238,16 @@ def _many_things(processes: Several, folder: Path) -> dict[str, Any]:
     names[0].grad = torch.full((2,), 1.0 + rank)
     if rank:
         names[1].grad = torch.tensor([5.0, 6.0])
-    processes.mode("data").add_up(names)
+    processes.mode("data").all_reduce_gradients(names)
     found["sums"] = [None if p.grad is None else p.grad.tolist() for p in names]
     # The weights of the first process are those of all.
     model = tiny_gpt(seed=rank)
     processes.wrap(model, False)
     found["spread"] = float(model.readout.weight.detach().abs().sum())
-    # Muon on parts orthogonalises the whole matrix, as it does on one process.
+    # Muon on parts orthogonalizes the whole matrix, as it does on one process.
     found["muon"] = max(_muon(processes, shape) for shape in ((12, 8), (7, 16), (1, 5)))
     # One validation sample for two processes; and one that asks to stop.
-    settings = settings_of("adamw", 6, evaluate_every=2)
+    settings = settings_of("adamw", 6, eval_every=2)
     for mode in MODES:
         found[f"one {mode}"] = shared(processes, mode, settings, rows(1))[0]["validation"]
         stop = after(3) if rank else (lambda: False)
@@ -263,14 +265,14 @@ def _many_things(processes: Several, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _events(processes: Several, mode: str, task: Any, settings: TrainingSettings, **more: Any) -> Any:
+def _events(processes: DistributedGroup, mode: str, task: Any, settings: TrainingSettings, **more: Any) -> Any:
     validation = more.pop("validation", VALIDATION)
-    share = (processes.rank, processes.world)
+    share = (processes.rank, processes.world_size)
     batches = Batches(TRAINING, task.collate, batch=BATCH, seed=settings.seed, share=share)
     return fit(task, tiny_gpt(depth=2), settings, batches, validation, processes=processes.mode(mode), **more)
 
 
-def _muon(processes: Several, shape: tuple[int, int]) -> float:
+def _muon(processes: DistributedGroup, shape: tuple[int, int]) -> float:
     """How far Muon's weights in parts are from those in one piece on the same gradients, after three steps."""
     chance = torch.Generator().manual_seed(5)
     start = torch.randn(shape, generator=chance)
@@ -307,7 +309,7 @@ def test_what_processes_tell_each_other(tmp_path: Path) -> None:
     assert first["sums"] == second["sums"] == [[3.0, 3.0], [5.0, 6.0], None]
     assert first["spread"] == second["spread"]
     assert first["muon"] == second["muon"] <= 1e-6
-    alone = one_process(settings_of("adamw", 6, evaluate_every=2), rows(1))["validation"]
+    alone = one_process(settings_of("adamw", 6, eval_every=2), rows(1))["validation"]
     for mode in MODES:
         assert furthest(first[f"one {mode}"], alone) < 1e-5
         assert first[f"one {mode}"] == second[f"one {mode}"]
@@ -325,12 +327,12 @@ HALF, END = 3, 6
 ROADS = ("one", *MODES)
 
 
-def _save_half(processes: Several, folder: Path, optimizer: str) -> None:
+def _save_half(processes: DistributedGroup, folder: Path, optimizer: str) -> None:
     for mode in MODES:
         shared(processes, mode, _halves(optimizer), run=_run(folder / mode), stop=after(HALF))
 
 
-def _go_on(processes: Several, folder: Path, optimizer: str) -> dict[str, Any]:
+def _go_on(processes: DistributedGroup, folder: Path, optimizer: str) -> dict[str, Any]:
     return {
         f"{before} → {mode}": shared(
             processes, mode, _halves(optimizer), run=run_in(folder / f"{before} → {mode}"), resume=True
@@ -341,7 +343,7 @@ def _go_on(processes: Several, folder: Path, optimizer: str) -> dict[str, Any]:
 
 
 def _halves(optimizer: str) -> TrainingSettings:
-    return settings_of(optimizer, END, evaluate_every=HALF)
+    return settings_of(optimizer, END, eval_every=HALF)
 
 
 @pytest.mark.parametrize("optimizer", ["muon"])
@@ -382,14 +384,14 @@ def test_the_best_weights_are_put_back_from_a_checkpoint_in_parts(tmp_path: Path
     run = run_in(tmp_path / "sharded")
     expected = run.weights.read_bytes()
     run.weights.unlink()
-    run.checkpoints.put_weights(HALF, run.weights)
+    run.checkpoints.restore_weights(HALF, run.weights)
     assert run.weights.read_bytes() == expected
     shard = next(iter(sorted(run.checkpoints.path(HALF).glob("shard-*"))))
     shard.write_bytes(shard.read_bytes()[:-200])
     with pytest.raises(UserError, match=r"shard-00001-.*cut or altered"):
         run.checkpoints.read(HALF)
     with pytest.raises(UserError, match=r"shard-00001-.*cut or altered"):
-        run.checkpoints.newest_whole()
+        run.checkpoints.newest_complete()
 
 
 # Activation checkpointing.
@@ -398,8 +400,8 @@ def test_the_best_weights_are_put_back_from_a_checkpoint_in_parts(tmp_path: Path
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_activation_checkpointing_changes_no_value_and_no_gradient(dropout: float) -> None:
     results = []
-    for checkpointing in (False, True):
-        machine = replace(tiny_settings().machine, checkpointing=checkpointing)
+    for activation_checkpointing in (False, True):
+        machine = replace(tiny_settings().machine, activation_checkpointing=activation_checkpointing)
         settings = replace(tiny_settings("muon", steps=5, accumulate=2), machine=machine)
         model = tiny_gpt(depth=3, dropout=dropout)
         trainer = Trainer(NextToken(), model, settings, batches_of(settings))

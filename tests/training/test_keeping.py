@@ -27,11 +27,11 @@ from torch import nn
 from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.checkpoints import Checkpoints, load_weights, read_tensors
-from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
+from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, StepFinished
 from tokenloom.training.loop import NonFiniteLoss, fit
-from tokenloom.training.losses import Terms
+from tokenloom.training.losses import LossTerms
 from tokenloom.training.settings import TrainingSettings
 
 # What is kept.
@@ -39,7 +39,7 @@ from tokenloom.training.settings import TrainingSettings
 
 def test_the_best_weights_and_checkpoints_are_kept(tmp_path: Path) -> None:
     run = run_in(tmp_path)
-    settings = tiny_settings(steps=6, evaluate_every=1)
+    settings = tiny_settings(steps=6, eval_every=1)
     kept: list[torch.Tensor] = []
     events = []
     model = tiny_gpt()
@@ -63,7 +63,7 @@ def test_the_best_weights_and_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_patience_ends_training_and_a_run_that_ended_so_stays_ended(tmp_path: Path) -> None:
-    settings = tiny_settings(steps=50, evaluate_every=2, patience=3)
+    settings = tiny_settings(steps=50, eval_every=2, patience=3)
     values = [3.0, 2.0, 2.1, 1.9, 2.0, 2.0, 2.0, 0.0]
     events, model = train(settings, task=Scripted(values), run=run_in(tmp_path))
     finished = events[-1]
@@ -76,7 +76,7 @@ def test_patience_ends_training_and_a_run_that_ended_so_stays_ended(tmp_path: Pa
 
 
 def test_stop_saves_once_and_gives_weights_even_before_the_first_evaluation(tmp_path: Path) -> None:
-    settings = tiny_settings(evaluate_every=5)
+    settings = tiny_settings(eval_every=5)
     for stop_after, best in ((3, -1), (5, 5), (7, 5)):
         folder = tmp_path / str(stop_after)
         folder.mkdir()
@@ -95,12 +95,12 @@ def test_stop_saves_once_and_gives_weights_even_before_the_first_evaluation(tmp_
 
 def test_checkpoints_come_apart_from_evaluations_too(tmp_path: Path) -> None:
     """Every so many steps, and at each evaluation; once where both fall together."""
-    events, _ = train(tiny_settings(steps=12, evaluate_every=6, save_every=4, keep=9), run=run_in(tmp_path))
+    events, _ = train(tiny_settings(steps=12, eval_every=6, save_every=4, keep=9), run=run_in(tmp_path))
     assert [event.step for event in of_kind(events, Saved)] == [4, 6, 8, 12]
     assert [event.step for event in of_kind(events, Evaluated)] == [6, 12]
     state, _ = Checkpoints(tmp_path / "checkpoints").read(8)
     assert state["best_step"] == 6, "what is the best is known between evaluations"
-    alone, _ = train(tiny_settings(steps=12, evaluate_every=6, save_every=4))
+    alone, _ = train(tiny_settings(steps=12, eval_every=6, save_every=4))
     assert not of_kind(alone, Saved), "without a run there is nowhere to save"
 
 
@@ -136,17 +136,17 @@ def test_resumed_is_straight_bit_for_bit(kind: str, stop_after: int, tmp_path: P
     def told(events: list[Event], kind_: type) -> list[Event]:
         return [replace(event, seconds=0.0) for event in of_kind(events, kind_)]
 
-    assert told(first, Stepped) + told(rest, Stepped) == told(straight, Stepped)
+    assert told(first, StepFinished) + told(rest, StepFinished) == told(straight, StepFinished)
     assert told(first, Evaluated) + told(rest, Evaluated) == told(straight, Evaluated)
     assert torch.equal(weights(model), weights(other))
     assert replace(rest[-1], seconds=0.0) == replace(straight[-1], seconds=0.0)  # type: ignore[type-var]
 
 
 def test_seconds_go_on_too(tmp_path: Path) -> None:
-    settings = tiny_settings(steps=4, evaluate_every=1)
+    settings = tiny_settings(steps=4, eval_every=1)
     first, _ = train(settings, run=run_in(tmp_path), stop=lambda: True)
     rest, _ = train(settings, run=run_in(tmp_path), resume=True)
-    assert of_kind(rest, Stepped)[0].seconds > first[-1].seconds > 0  # type: ignore[attr-defined]
+    assert of_kind(rest, StepFinished)[0].seconds > first[-1].seconds > 0  # type: ignore[attr-defined]
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_other_data_are_refused_on_resume(change: str, word: str, tmp_path: Path
         )
 
 
-def test_another_model_or_optimiser_is_refused_on_resume(tmp_path: Path) -> None:
+def test_another_model_or_optimizer_is_refused_on_resume(tmp_path: Path) -> None:
     train(tiny_settings("muon", steps=4), run=run_in(tmp_path))
     with pytest.raises(UserError, match=r"model\.safetensors: "):
         train(tiny_settings("muon", steps=8), model=tiny_gpt(depth=2), run=run_in(tmp_path), resume=True)
-    with pytest.raises(UserError, match=r"optimizer\.safetensors: the optimiser state of"):
+    with pytest.raises(UserError, match=r"optimizer\.safetensors: the optimizer state of"):
         train(tiny_settings("adamw", steps=8), run=run_in(tmp_path), resume=True)
 
 
@@ -219,8 +219,8 @@ def test_accumulation_may_change_on_resume(tmp_path: Path) -> None:
     straight, _ = train(settings, model=tiny_gpt().double())
     train(settings, model=tiny_gpt().double(), run=run_in(tmp_path), stop=lambda: True)
     rest, _ = train(replace(settings, accumulate=3), model=tiny_gpt().double(), run=run_in(tmp_path), resume=True)
-    losses = [s.loss for s in of_kind(rest, Stepped)]
-    assert losses == pytest.approx([s.loss for s in of_kind(straight, Stepped)][1:], rel=1e-10)
+    losses = [s.loss for s in of_kind(rest, StepFinished)]
+    assert losses == pytest.approx([s.loss for s in of_kind(straight, StepFinished)][1:], rel=1e-10)
 
 
 # Breaking down.
@@ -243,7 +243,7 @@ def poisoned(settings: TrainingSettings, at: int, row: int | slice = 0) -> tuple
 
 def test_weights_that_are_no_numbers_stop_training_and_spoil_nothing(tmp_path: Path) -> None:
     """The row may not even occur in the batch: then the loss is fine, and only the weights tell."""
-    settings = tiny_settings(steps=12, evaluate_every=4)
+    settings = tiny_settings(steps=12, eval_every=4)
     for at in (6, 8, 7):
         folder = tmp_path / str(at)
         folder.mkdir()
@@ -251,7 +251,7 @@ def test_weights_that_are_no_numbers_stop_training_and_spoil_nothing(tmp_path: P
         task, batches = poisoned(settings, at)
         with pytest.raises(NonFiniteLoss, match=r"step \d+: "):
             list(fit(task, tiny_gpt(), settings, batches, VALIDATION, run=run))
-        state, checkpoint, damaged = run.checkpoints.newest_whole()
+        state, checkpoint, damaged = run.checkpoints.newest_complete()
         assert (state["step"], damaged) == (4, [])
         for path in (run.weights, checkpoint / "model.safetensors"):
             model = tiny_gpt()
@@ -263,13 +263,13 @@ def test_a_spoilt_weight_that_no_loss_shows_is_found_before_it_is_saved(tmp_path
     """An embedding that never occurs, at an evaluation and at an interrupt."""
 
     class Quiet(NextToken):
-        def collate(self, samples: Any, moment: Moment) -> Batch:
+        def collate(self, samples: Any, moment: BatchContext) -> Batch:
             batch = super().collate(samples, moment)
             batch["text"].ids.clamp_(max=9)  # type: ignore[union-attr]
             return batch
 
-    for more in ({"evaluate_every": 2}, {"stop": lambda: True}):
-        settings = tiny_settings(evaluate_every=more.pop("evaluate_every", 100), clip=0.0)
+    for more in ({"eval_every": 2}, {"stop": lambda: True}):
+        settings = tiny_settings(eval_every=more.pop("eval_every", 100), clip=0.0)
         model = tiny_gpt()
         with torch.no_grad():
             model.tokens.weight[10] = math.nan
@@ -282,10 +282,10 @@ def test_a_spoilt_weight_that_no_loss_shows_is_found_before_it_is_saved(tmp_path
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_rate_of_a_thousand_million_stops_at_once(kind: str, tmp_path: Path) -> None:
-    settings = tiny_settings(kind, rate=1e9, matrix_rate=1e9, evaluate_every=100)
+    settings = tiny_settings(kind, lr=1e9, muon_lr=1e9, eval_every=100)
     events = fit(NextToken(), tiny_gpt(), settings, batches_of(settings), VALIDATION, run=run_in(tmp_path))
-    assert isinstance(next(events), Stepped)
-    with pytest.raises(NonFiniteLoss, match=r"step [234]: .*--rate"):
+    assert isinstance(next(events), StepFinished)
+    with pytest.raises(NonFiniteLoss, match=r"step [234]: .*--lr"):
         list(events)
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -293,10 +293,10 @@ def test_a_rate_of_a_thousand_million_stops_at_once(kind: str, tmp_path: Path) -
 def test_a_rate_that_becomes_too_high_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     good = tiny_settings(steps=4)
     _, model = train(good, run=run_in(tmp_path))
-    bad = tiny_settings(steps=400, rate=1e9, evaluate_every=100)
+    bad = tiny_settings(steps=400, lr=1e9, eval_every=100)
     with pytest.raises(NonFiniteLoss):
         train(bad, run=run_in(tmp_path), resume=True)
-    state, folder, _ = run_in(tmp_path).checkpoints.newest_whole()
+    state, folder, _ = run_in(tmp_path).checkpoints.newest_complete()
     assert state["step"] == 4
     kept = tiny_gpt()
     load_weights(kept, folder / "model.safetensors")
@@ -312,7 +312,7 @@ def test_a_gradient_that_is_no_number_stops_training_though_the_loss_is_one(tmp_
     class Sharp(NextToken):
         """Adds 0, whose derivative does not exist."""
 
-        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
             terms = super().loss(model, batch)
             p = next(model.parameters())
             terms["loss"].sums = terms["loss"].sums + (p - p.detach()).square().sum().sqrt()
@@ -321,7 +321,7 @@ def test_a_gradient_that_is_no_number_stops_training_though_the_loss_is_one(tmp_
     model, before = tiny_gpt(), weights(tiny_gpt())
     with pytest.raises(NonFiniteLoss, match="step 1: the norm of the gradient is nan"):
         train(tiny_settings(), task=Sharp(), model=model, run=run_in(tmp_path))
-    assert torch.equal(weights(model), before), "nothing was learnt from it"
+    assert torch.equal(weights(model), before), "nothing was learned from it"
 
 
 def test_a_loss_that_is_no_number_is_told_as_such() -> None:
@@ -330,8 +330,8 @@ def test_a_loss_that_is_no_number_is_told_as_such() -> None:
         list(fit(task, tiny_gpt(), tiny_settings(), batches, VALIDATION))
 
 
-def test_a_parameter_that_came_after_the_optimisers_is_caught_before_anything_is_kept(tmp_path: Path) -> None:
-    settings = tiny_settings(evaluate_every=3)
+def test_a_parameter_that_came_after_the_optimizers_is_caught_before_anything_is_kept(tmp_path: Path) -> None:
+    settings = tiny_settings(eval_every=3)
     model = tiny_gpt()
     events = fit(NextToken(), model, settings, batches_of(settings), VALIDATION, run=run_in(tmp_path))
     next(events)
@@ -348,26 +348,26 @@ def test_one_nan_in_the_data_stops_at_the_step_that_meets_it(tmp_path: Path) -> 
     class Weighted(NextToken):
         importance = torch.ones(40)
 
-        def collate(self, samples: list[Any], moment: Moment) -> Batch:
+        def collate(self, samples: list[Any], moment: BatchContext) -> Batch:
             batch = super().collate(samples, moment)
             if moment.training:
                 batch.streams["importance"] = Stream(features=self.importance[list(moment.keys)][:, None, None])
             return batch
 
-        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
             terms = super().loss(model, batch)
             if "importance" in batch.streams:
                 terms["loss"].sums = terms["loss"].sums * batch["importance"].features.flatten()
             return terms
 
-    settings = tiny_settings(steps=7, evaluate_every=7, save_every=1)
+    settings = tiny_settings(steps=7, eval_every=7, save_every=1)
     spoilt, sound = Weighted(), Weighted()
     spoilt.importance = torch.ones(40)
     batches = batches_of(settings, task=spoilt)
     spoilt.importance[int(batches.keys(4)[2])] = math.nan
     with pytest.raises(NonFiniteLoss, match="step 5: the loss is nan"):
         train(settings, task=spoilt, batches=batches, run=run_in(tmp_path))
-    state, folder, damaged = Checkpoints(tmp_path / "checkpoints").newest_whole()
+    state, folder, damaged = Checkpoints(tmp_path / "checkpoints").newest_complete()
     assert (state["step"], damaged) == (4, [])
     assert all(bool(torch.isfinite(t).all()) for t in read_tensors(folder / "model.safetensors").values())
     _, model = train(settings, task=sound, batches=batches_of(settings, task=sound))

@@ -15,7 +15,7 @@ from tokenloom.training.checkpoints import (
     Checkpoints,
     load_weights,
     save_weights,
-    write_atomically,
+    write_atomic,
     write_json,
 )
 
@@ -97,15 +97,15 @@ def test_a_kill_between_any_two_file_operations_leaves_the_last_good_checkpoint(
         checkpoints = Checkpoints(tmp_path / str(last), keep)
         finished = live(checkpoints, machine, last)
         if finished is not None:
-            checkpoints.newest_whole()
+            checkpoints.newest_complete()
         for step in checkpoints.steps():
             checkpoints.read(step)  # what stands under its name is whole
         if finished is None:
             # Killed in the first save: it is there or not, but never by half.
             if checkpoints.steps():
-                assert checkpoints.newest_whole()[0]["step"] == 1
+                assert checkpoints.newest_complete()[0]["step"] == 1
             continue
-        state, folder, damaged = checkpoints.newest_whole()
+        state, folder, damaged = checkpoints.newest_complete()
         step = state["step"]
         later = [s for s, _ in STORY if s > finished][:1]
         assert step in (finished, *later), f"killed after {last} operations"
@@ -117,7 +117,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_last_good_checkpoint(
         # And training goes on from there, leaving no litter; also when it saves the same step once more.
         save(checkpoints, step, best)
         save(checkpoints, step + 1, step + 1)
-        assert checkpoints.newest_whole()[0]["step"] == step + 1
+        assert checkpoints.newest_complete()[0]["step"] == step + 1
         assert not [p.name for p in checkpoints.folder.iterdir() if p.name.startswith(".")]
         assert len(checkpoints.steps()) == keep
 
@@ -154,5 +154,5 @@ def test_a_kill_while_a_small_file_is_written_leaves_the_old_or_the_new(machine:
             write_json(path, {"a": 2, "ü": "→"})
         machine.last = 1 << 30
         assert json.loads(path.read_text("utf-8")) in ({"a": 1}, {"a": 2, "ü": "→"})
-    write_atomically(path, b"now")
+    write_atomic(path, b"now")
     assert path.read_bytes() == b"now"

@@ -28,10 +28,10 @@ from torch import nn
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.gpt import GPT
 from tokenloom.training import loop
-from tokenloom.training.batches import Moment
-from tokenloom.training.events import Evaluated, Event, Finished, Stepped
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.events import Evaluated, Event, Finished, StepFinished
 from tokenloom.training.loop import NoTargets, Trainer, evaluate, fit
-from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
 
 
 def awake(model: GPT) -> GPT:
@@ -55,7 +55,7 @@ def test_accumulated_is_whole(accumulate: int) -> None:
         counts = [[sum(batch.counts().values()) for batch in batches(step)] for step in range(12)]
         assert parts == 1 or all(len(set(step)) > 1 for step in counts[:6]), "parts have unequal numbers of targets"
         events, model = train(settings, model=tiny_gpt().double())
-        steps = of_kind(events, Stepped)
+        steps = of_kind(events, StepFinished)
         results.append((weights(model), [s.loss for s in steps], [s.norm for s in steps], [s.targets for s in steps]))
     (one, losses, norms, targets), (other, losses_2, norms_2, targets_2) = results
     assert losses == pytest.approx(losses_2, rel=1e-12)
@@ -81,7 +81,7 @@ def test_the_loss_is_the_sum_over_all_targets_divided_by_their_number() -> None:
 
 def test_a_step_learns_at_the_rate_of_the_schedule_and_clips_as_by_hand() -> None:
     """Against plain AdamW on the mean loss, with the gradient clipped by hand."""
-    settings = tiny_settings(clip=0.3, rate=0.02)
+    settings = tiny_settings(clip=0.3, lr=0.02)
     trainer = Trainer(NextToken(), tiny_gpt(), settings, batches_of(settings))
     model = tiny_gpt()
     hidden = {n for n, _ in model.named_parameters() if n.endswith(".weight") and (".W_" in n)}
@@ -116,21 +116,21 @@ def test_a_step_learns_at_the_rate_of_the_schedule_and_clips_as_by_hand() -> Non
 
 def test_without_a_limit_nothing_is_clipped_and_the_norm_is_still_told() -> None:
     events, _ = train(tiny_settings(clip=0.0))
-    assert all(s.norm > 0 and not s.clipped for s in of_kind(events, Stepped))
+    assert all(s.norm > 0 and not s.clipped for s in of_kind(events, StepFinished))
     tight, _ = train(tiny_settings(clip=1e-3))
-    assert all(s.clipped for s in of_kind(tight, Stepped))
+    assert all(s.clipped for s in of_kind(tight, StepFinished))
     assert tight[-1].clipped == 12  # type: ignore[attr-defined]
     assert events[-1].clipped == 0  # type: ignore[attr-defined]
 
 
 def test_dropout_is_drawn_anew_each_step_and_part_by_seed_alone() -> None:
     def losses(seed: int, noise: int) -> list[float]:
-        settings = tiny_settings(seed=seed, accumulate=2, rate=0.0, matrix_rate=0.0, clip=0.0)
+        settings = tiny_settings(seed=seed, accumulate=2, lr=0.0, muon_lr=0.0, clip=0.0)
         torch.manual_seed(noise)
         one_batch = batches_of(tiny_settings(accumulate=2))(0)
         model = awake(tiny_gpt(dropout=0.5))
         events, _ = train(settings, model=model, batches=lambda step: one_batch)
-        return [s.loss for s in of_kind(events, Stepped)]
+        return [s.loss for s in of_kind(events, StepFinished)]
 
     first = losses(1, noise=5)
     assert len(set(first)) == 12, "the same batch and weights, another mask each step"
@@ -143,7 +143,7 @@ def test_micro_batches_drop_out_differently() -> None:
     sums: list[torch.Tensor] = []
 
     class Watched(NextToken):
-        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
             terms = super().loss(model, batch)
             sums.append(terms["loss"].sums.detach())
             return terms
@@ -159,22 +159,22 @@ def test_micro_batches_drop_out_differently() -> None:
 class TwoTerms(NextToken):
     """A main loss with half of its targets, a second one, and a term that is only measured."""
 
-    def collate(self, samples: Any, moment: Moment) -> Batch:
+    def collate(self, samples: Any, moment: BatchContext) -> Batch:
         batch = super().collate(samples, moment)
         targets = batch.targets["loss"]
         return Batch(batch.streams, {"main": targets.masked_fill(targets % 2 == 0, IGNORE), "side": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         logits = model(batch)
-        terms: Terms = {}
+        terms: LossTerms = {}
         for name, weight in (("main", 1.0), ("side", 0.25)):
             targets = batch.targets[name]
             found = cross_entropy_term(logits, targets)
-            terms[name] = Term(found.sums, found.counts, weight)
-        terms["seen"] = Term(torch.full((len(logits),), 7.0), torch.ones(len(logits)), weight=0.0)
+            terms[name] = LossTerm(found.sums, found.counts, weight)
+        terms["seen"] = LossTerm(torch.full((len(logits),), 7.0), torch.ones(len(logits)), weight=0.0)
         return terms
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         return {"loss": totals["main"].value + 0.25 * totals["side"].value, "seen": totals["seen"].value}
 
 
@@ -193,7 +193,7 @@ def test_each_term_is_divided_by_its_own_count_and_weighted() -> None:
 
 def test_a_term_without_targets_of_its_name_is_a_mistake() -> None:
     class Misnamed(NextToken):
-        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
             return {"los": super().loss(model, batch)["loss"]}
 
     settings = tiny_settings()
@@ -232,13 +232,15 @@ def test_a_micro_batch_without_targets_adds_nothing() -> None:
 
     one, model = train(settings, model=tiny_gpt().double())
     two, other = train(settings, model=tiny_gpt().double(), batches=padded)
-    assert [s.loss for s in of_kind(one, Stepped)] == pytest.approx([s.loss for s in of_kind(two, Stepped)], rel=1e-12)
+    assert [s.loss for s in of_kind(one, StepFinished)] == pytest.approx(
+        [s.loss for s in of_kind(two, StepFinished)], rel=1e-12
+    )
     assert float((weights(model) - weights(other)).abs().max()) < 1e-12
 
 
 def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
     class Blind(NextToken):
-        def collate(self, samples: Any, moment: Moment) -> Batch:
+        def collate(self, samples: Any, moment: BatchContext) -> Batch:
             batch = super().collate(samples, moment)
             return batch if moment.training else without_targets(batch)
 
@@ -252,31 +254,31 @@ def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
 def test_evaluation_does_not_depend_on_the_batch_size_and_is_deterministic() -> None:
     task, model = NextToken(), awake(tiny_gpt(dropout=0.5))
     model.train()
-    values = {batch: task.summarise(evaluate(task, model, VALIDATION, batch=batch)) for batch in (1, 7, 30, 64)}
-    again = task.summarise(evaluate(task, model, VALIDATION, batch=64))
+    values = {batch: task.metrics(evaluate(task, model, VALIDATION, batch=batch)) for batch in (1, 7, 30, 64)}
+    again = task.metrics(evaluate(task, model, VALIDATION, batch=64))
     assert again == values[64], "bit for bit"
     for value in values.values():
         assert value["loss"] == pytest.approx(values[64]["loss"], rel=1e-6)
         assert value["hits"] == values[64]["hits"]
         assert value["count"] == sum(len(row) - 1 for row in VALIDATION.items)
     assert model.training, "left as it was"
-    whole = task.collate(VALIDATION.items, Moment(0, -1, VALIDATION.all()))
+    whole = task.collate(VALIDATION.items, BatchContext(0, -1, VALIDATION.all()))
     assert again["loss"] == pytest.approx(mean_loss(model.eval(), whole), rel=1e-6)
     evaluate(task, model, VALIDATION)
     assert not model.training
 
 
 def test_evaluation_leaves_no_trace_in_training() -> None:
-    often, model = train(tiny_settings(evaluate_every=1), model=tiny_gpt(dropout=0.2))
-    seldom, other = train(tiny_settings(evaluate_every=100), model=tiny_gpt(dropout=0.2))
-    assert [s.loss for s in of_kind(often, Stepped)] == [s.loss for s in of_kind(seldom, Stepped)]
+    often, model = train(tiny_settings(eval_every=1), model=tiny_gpt(dropout=0.2))
+    seldom, other = train(tiny_settings(eval_every=100), model=tiny_gpt(dropout=0.2))
+    assert [s.loss for s in of_kind(often, StepFinished)] == [s.loss for s in of_kind(seldom, StepFinished)]
     assert torch.equal(weights(model), weights(other))
 
 
 def test_evaluations_come_at_their_steps_and_at_the_end() -> None:
-    events, _ = train(tiny_settings(steps=10, evaluate_every=4))
+    events, _ = train(tiny_settings(steps=10, eval_every=4))
     assert [e.step for e in of_kind(events, Evaluated)] == [4, 8, 10]
-    assert [type(e).__name__ for e in events[:6]] == ["Stepped"] * 4 + ["Evaluated", "Stepped"]
+    assert [type(e).__name__ for e in events[:6]] == ["StepFinished"] * 4 + ["Evaluated", "StepFinished"]
     finished = events[-1]
     assert isinstance(finished, Finished)
     assert (finished.step, finished.reason) == (10, "steps")
@@ -285,8 +287,8 @@ def test_evaluations_come_at_their_steps_and_at_the_end() -> None:
 
 
 def test_it_learns() -> None:
-    events, _ = train(tiny_settings("muon", steps=80, evaluate_every=80, batch=20, clip=0.0))
-    assert of_kind(events, Stepped)[0].loss > 2
+    events, _ = train(tiny_settings("muon", steps=80, eval_every=80, batch=20, clip=0.0))
+    assert of_kind(events, StepFinished)[0].loss > 2
     assert of_kind(events, Evaluated)[-1].metrics["loss"] < 1.6
 
 
@@ -299,7 +301,7 @@ def test_the_loop_does_nothing_until_asked_and_can_be_left_at_any_event() -> Non
     events = fit(NextToken(), model, settings, batches_of(settings), VALIDATION)
     assert torch.equal(weights(model), before)
     first = next(events)
-    assert isinstance(first, Stepped)
+    assert isinstance(first, StepFinished)
     assert first.step == 1
     assert not torch.equal(weights(model), before)
     assert isinstance(events, Iterator)
@@ -315,7 +317,7 @@ def test_whoever_drives_it_may_change_the_model_on_the_way() -> None:
     start = copy.deepcopy(model.state_dict())
     losses = []
     for event in fit(NextToken(), model, settings, lambda step: one_batch, VALIDATION):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             losses.append(event.loss)
             model.load_state_dict(start)
     assert len(losses) == 12
@@ -324,7 +326,7 @@ def test_whoever_drives_it_may_change_the_model_on_the_way() -> None:
 
 def test_batches_may_come_from_outside(tmp_path: Path) -> None:
     """Any function of the step; also with checkpoints and resuming."""
-    settings = tiny_settings(steps=6, evaluate_every=3)
+    settings = tiny_settings(steps=6, eval_every=3)
     inner = batches_of(replace(settings, seed=77))
     asked: list[int] = []
 
@@ -338,8 +340,8 @@ def test_batches_may_come_from_outside(tmp_path: Path) -> None:
     rest, other = train(settings, batches=given, run=run_in(tmp_path), resume=True)
     assert asked == [*range(6), 0, 1, 2, 3, 4, 5]
     assert torch.equal(weights(model), weights(other))
-    losses = [s.loss for s in of_kind(straight, Stepped)]
-    assert [s.loss for s in of_kind(rest, Stepped)] == losses[2:]
+    losses = [s.loss for s in of_kind(straight, StepFinished)]
+    assert [s.loss for s in of_kind(rest, StepFinished)] == losses[2:]
 
 
 def test_steps_must_be_known() -> None:
@@ -355,10 +357,10 @@ def test_the_rate_that_is_told_is_the_one_that_was_used() -> None:
     model = tiny_gpt()
     moved = []
     before = weights(model)
-    for event in fit(NextToken(), model, replace(settings, evaluate_every=100), batches_of(settings), VALIDATION):
-        if isinstance(event, Stepped):
-            assert event.rate == loop.schedule_factor(settings.schedule, event.step - 1, 12)
+    for event in fit(NextToken(), model, replace(settings, eval_every=100), batches_of(settings), VALIDATION):
+        if isinstance(event, StepFinished):
+            assert event.lr == loop.schedule_factor(settings.schedule, event.step - 1, 12)
             after = weights(model)
-            moved.append(float((after - before).norm()) / event.rate)
+            moved.append(float((after - before).norm()) / event.lr)
             before = after
     assert moved[0] == pytest.approx(0.01 * math.sqrt(len(before)), rel=0.5), "AdamW's first step has size rate"

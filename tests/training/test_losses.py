@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tokenloom.models.batch import IGNORE
-from tokenloom.training.losses import Term, Totals, cross_entropy_term
+from tokenloom.training.losses import LossTerm, MetricSum, cross_entropy_term
 
 
 def by_hand(scores: list[float], target: int) -> float:
@@ -65,9 +65,9 @@ def test_a_sample_without_targets_has_a_gradient_of_zero() -> None:
 
 
 def test_totals_divide_once() -> None:
-    totals = Totals()
-    totals.update(Term(torch.tensor([6.0, 0.0]), torch.tensor([3, 0])))
-    totals.update(Term(torch.tensor([2.0]), torch.tensor([5])))
+    totals = MetricSum()
+    totals.update(LossTerm(torch.tensor([6.0, 0.0]), torch.tensor([3, 0])))
+    totals.update(LossTerm(torch.tensor([2.0]), torch.tensor([5])))
     assert (totals.total, totals.count, totals.value) == (8.0, 8.0, 1.0)
     sums, counts = totals.samples
     assert sums.tolist() == [6, 0, 2]
@@ -76,16 +76,16 @@ def test_totals_divide_once() -> None:
 
 def test_small_numbers_are_not_lost_in_a_large_sum() -> None:
     """A float32 sum would stay at 2²⁴."""
-    totals = Totals()
-    totals.update(Term(torch.tensor([2.0**24]), torch.tensor([1])))
+    totals = MetricSum()
+    totals.update(LossTerm(torch.tensor([2.0**24]), torch.tensor([1])))
     for _ in range(10):
-        totals.update(Term(torch.tensor([1.0]), torch.tensor([0])))
+        totals.update(LossTerm(torch.tensor([1.0]), torch.tensor([0])))
     assert totals.total == 2**24 + 10
 
 
-@pytest.mark.parametrize("terms", [[], [Term(torch.zeros(3), torch.zeros(3, dtype=torch.int64))]])
-def test_zero_targets_have_no_value(terms: list[Term]) -> None:
-    totals = Totals()
+@pytest.mark.parametrize("terms", [[], [LossTerm(torch.zeros(3), torch.zeros(3, dtype=torch.int64))]])
+def test_zero_targets_have_no_value(terms: list[LossTerm]) -> None:
+    totals = MetricSum()
     for term in terms:
         totals.update(term)
     assert totals.count == 0
@@ -94,8 +94,8 @@ def test_zero_targets_have_no_value(terms: list[Term]) -> None:
 
 
 def test_one_sample_has_no_interval() -> None:
-    totals = Totals()
-    totals.update(Term(torch.tensor([6.0]), torch.tensor([3])))
+    totals = MetricSum()
+    totals.update(LossTerm(torch.tensor([6.0]), torch.tensor([3])))
     assert totals.value == 2
     assert math.isnan(totals.interval())
 
@@ -105,8 +105,8 @@ def test_the_interval_is_that_of_a_bootstrap() -> None:
     random = np.random.default_rng(5)
     counts = random.integers(1, 40, size=400)
     sums = counts * (2 + 0.02 * counts) + np.sqrt(counts) * random.normal(size=400)
-    totals = Totals()
-    totals.update(Term(torch.from_numpy(sums), torch.from_numpy(counts)))
+    totals = MetricSum()
+    totals.update(LossTerm(torch.from_numpy(sums), torch.from_numpy(counts)))
     drawn = random.integers(400, size=(4000, 400))
     values = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.quantile(values, [0.025, 0.975])

@@ -1,4 +1,4 @@
-"""Every parameter stands in exactly one group, the right one; and optimiser state survives as plain tensors."""
+"""Every parameter stands in exactly one group, the right one; and optimizer state survives as plain tensors."""
 
 from dataclasses import replace
 
@@ -7,28 +7,28 @@ import torch
 from tiny_training import NextToken, batches_of, tiny_gpt, tiny_settings, weights
 from torch import nn
 
-from tokenloom.models.gpt import GPT, STYLES
+from tokenloom.models.gpt import GPT, PRESETS
 from tokenloom.training.loop import Trainer
 from tokenloom.training.optimizers import (
     check_groups,
     hidden_matrices,
     load_state_tensors,
     make_optimizers,
-    set_rates,
+    set_learning_rates,
     state_tensors,
 )
 from tokenloom.training.settings import OptimizerSettings
 
-MUON = OptimizerSettings(optimizer="muon", rate=0.01, matrix_rate=0.02, weight_decay=0.1)
-ADAMW = OptimizerSettings(optimizer="adamw", rate=0.01, weight_decay=0.1)
+MUON = OptimizerSettings(optimizer="muon", lr=0.01, muon_lr=0.02, weight_decay=0.1)
+ADAMW = OptimizerSettings(optimizer="adamw", lr=0.01, weight_decay=0.1)
 
 
 def model_of(style: str) -> GPT:
-    return GPT(STYLES[style](11, 8, 16, 2, 2))
+    return GPT(PRESETS[style](11, 8, 16, 2, 2))
 
 
 def groups(model: nn.Module, settings: OptimizerSettings) -> dict[str, list[tuple[str, float, float]]]:
-    """For each parameter, the groups it stands in: optimiser, peak rate, weight decay."""
+    """For each parameter, the groups it stands in: optimizer, peak rate, weight decay."""
     found: dict[str, list[tuple[str, float, float]]] = {name: [] for name, _ in model.named_parameters()}
     names = {id(p): name for name, p in model.named_parameters()}
     for optimizer in make_optimizers(model, settings):
@@ -112,17 +112,17 @@ def test_tied_weights_are_moved_once() -> None:
     assert found["tokens.weight"] == [("AdamW", 0.01, 0.0)]
 
 
-@pytest.mark.parametrize("lacking", ["rate", "matrix_rate"])
+@pytest.mark.parametrize("lacking", ["lr", "muon_lr"])
 def test_settings_without_a_rate_are_refused(lacking: str) -> None:
-    """A rate of None must not silently become 0, with which nothing is learnt."""
+    """A rate of None must not silently become 0, with which nothing is learned."""
     with pytest.raises(ValueError, match=f"no {lacking}:"):
         make_optimizers(model_of("modern"), replace(MUON, **{lacking: None}))
 
 
 def test_rates_are_shares_of_their_peaks() -> None:
     optimizers = make_optimizers(model_of("modern"), MUON)
-    set_rates(optimizers, 0.5)
-    set_rates(optimizers, 0.25)
+    set_learning_rates(optimizers, 0.5)
+    set_learning_rates(optimizers, 0.25)
     assert {group["lr"] for o in optimizers for group in o.param_groups} == {0.0025, 0.005}
 
 
@@ -166,8 +166,8 @@ def test_what_was_loaded_is_a_copy() -> None:
 @pytest.mark.parametrize(
     "key", ["0/elsewhere/exp_avg", "5/readout.weight/exp_avg", "0/transformer.layers.0.attention.W_q.weight/exp_avg"]
 )
-def test_state_of_another_model_or_optimiser_is_refused(key: str) -> None:
-    """With Muon, W_q is not moved by the optimiser number 0."""
+def test_state_of_another_model_or_optimizer_is_refused(key: str) -> None:
+    """With Muon, W_q is not moved by the optimizer number 0."""
     model = tiny_gpt()
     with pytest.raises(ValueError, match="belongs to another"):
         load_state_tensors(model, make_optimizers(model, MUON), {key: torch.zeros(1)})

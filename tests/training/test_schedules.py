@@ -29,7 +29,7 @@ def test_the_chapters_last_step_still_learns() -> None:
 )
 def test_constant_and_then_linear(step: int, factor: float) -> None:
     """100 steps: 5 to rise, and the last 40 to fall."""
-    settings = ScheduleSettings(schedule="linear", warmup=5, decay_share=0.4)
+    settings = ScheduleSettings(schedule="linear", warmup=5, decay_fraction=0.4)
     assert schedule_factor(settings, step, 100) == pytest.approx(factor, abs=1e-12)
 
 
@@ -40,7 +40,7 @@ def test_falling_from_the_start() -> None:
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 def test_no_warm_up_begins_at_the_peak(name: str) -> None:
     for warmup in (0, None):
-        settings = ScheduleSettings(schedule=name, warmup=warmup, decay_share=0.5)  # type: ignore[arg-type]
+        settings = ScheduleSettings(schedule=name, warmup=warmup, decay_fraction=0.5)  # type: ignore[arg-type]
         assert schedule_factor(settings, 0, 10) == 1.0
 
 
@@ -48,7 +48,7 @@ def test_no_warm_up_begins_at_the_peak(name: str) -> None:
 @pytest.mark.parametrize("warmup", [10, 11, 1000])
 def test_a_warm_up_as_long_as_the_training_only_rises(name: str, warmup: int) -> None:
     """A warm-up that was given for a longer training reaches its peak in this one."""
-    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_share=0.0)  # type: ignore[arg-type]
+    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_fraction=0.0)  # type: ignore[arg-type]
     factors = [schedule_factor(settings, s, 10) for s in range(10)]
     assert factors == pytest.approx([(s + 1) / 10 for s in range(10)])
 
@@ -58,7 +58,7 @@ def test_a_warm_up_as_long_as_the_training_only_rises(name: str, warmup: int) ->
 @pytest.mark.parametrize("warmup", [0, 1, 2, 49, 50])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_every_step_learns_and_none_above_the_peak(name: str, steps: int, warmup: int, share: float) -> None:
-    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_share=share)  # type: ignore[arg-type]
+    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_fraction=share)  # type: ignore[arg-type]
     factors = [schedule_factor(settings, s, steps) for s in range(steps)]
     assert all(0 < factor <= 1 for factor in factors)
     peak = factors.index(max(factors))

@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 # An epoch is 24 steps, so that there are kills in the first and in the second.
-LENGTH = ("--steps", "30", "--evaluate-every", "8", "--save-every", "3", "--keep", "1")
+LENGTH = ("--steps", "30", "--eval-every", "8", "--save-every", "3", "--keep", "1")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_thirty_kills_at_random_moments(tmp_path: Path, capsys: pytest.CaptureFi
 
     A checkpoint at every step makes most of its time one of saving.
     """
-    length = ("--steps", "3000", "--evaluate-every", "250", "--save-every", "1")
+    length = ("--steps", "3000", "--eval-every", "250", "--save-every", "1")
     straight, out = tmp_path / "straight", tmp_path / "run"
     with nursery(tmp_path) as home:
         code, told = home.live(words_for(tmp_path, straight, *length))
@@ -158,7 +158,7 @@ def test_checkpoints_cost_little_of_the_default_training(
     with capsys.disabled():
         print(
             f"\n{plan.settings.steps} steps of {plan.seconds_per_step * 1000:.0f} ms, evaluated every"
-            f" {plan.settings.evaluate_every}, saved every {plan.settings.save_every}: a save takes"
+            f" {plan.settings.eval_every}, saved every {plan.settings.save_every}: a save takes"
             f" {min(saves) * 1000:.0f} to {max(saves) * 1000:.0f} ms, {share:.2%} of the time"
         )
     assert share < 0.05

@@ -14,11 +14,11 @@ from torch import nn
 from tokenloom.data.samples import ListSamples
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.gpt import GPT, GPTConfig
-from tokenloom.training.batches import Batches, Moment
+from tokenloom.training.batches import BatchContext, Batches
 from tokenloom.training.checkpoints import Checkpoints
 from tokenloom.training.events import Event
 from tokenloom.training.loop import Run, fit
-from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
 from tokenloom.training.settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 
 VOCAB = 11
@@ -30,22 +30,22 @@ class NextToken:
     def __init__(self, hook: Callable[[nn.Module, Batch], None] | None = None) -> None:
         self.hook = hook
 
-    def collate(self, samples: list[Any], moment: Moment) -> Batch:
+    def collate(self, samples: list[Any], moment: BatchContext) -> Batch:
         rows = [torch.tensor(row) for row in samples]
         ids, real = pad([row[:-1] for row in rows])
         targets, _ = pad([row[1:] for row in rows], fill=IGNORE)
         return Batch({"text": Stream(ids=ids, real=real)}, {"loss": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         if self.hook is not None:
             self.hook(model, batch)
         targets = batch.targets["loss"]
         logits = model(batch)
         hits = ((logits.argmax(-1) == targets) & (targets != IGNORE)).sum(1)
         term = cross_entropy_term(logits, targets)
-        return {"loss": term, "hits": Term(hits.double(), term.counts, weight=0.0)}
+        return {"loss": term, "hits": LossTerm(hits.double(), term.counts, weight=0.0)}
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         return {"loss": totals["loss"].value, "hits": totals["hits"].value, "count": totals["loss"].count}
 
 
@@ -70,14 +70,14 @@ def tiny_settings(optimizer: str = "adamw", **more: Any) -> TrainingSettings:
     """Settings in which nothing is left to be derived."""
     optimizing = OptimizerSettings(
         optimizer=optimizer,  # type: ignore[arg-type]
-        rate=more.pop("rate", 0.01),
-        matrix_rate=more.pop("matrix_rate", 0.02),
+        lr=more.pop("lr", 0.01),
+        muon_lr=more.pop("muon_lr", 0.02),
         weight_decay=0.05,
         beta2=0.95,
         clip=more.pop("clip", 1.0),
     )
-    given: dict[str, Any] = {"steps": 12, "batch": 6, "seed": 4, "evaluate_every": 4, **more}
-    scheduling = ScheduleSettings(schedule="linear", warmup=2, decay_share=0.5)
+    given: dict[str, Any] = {"steps": 12, "batch": 6, "seed": 4, "eval_every": 4, **more}
+    scheduling = ScheduleSettings(schedule="linear", warmup=2, decay_fraction=0.5)
     return replace(TrainingSettings(**given), optimizer=optimizing, schedule=scheduling)
 
 
@@ -145,7 +145,7 @@ class Scripted(NextToken):
         super().__init__()
         self.values = iter(values)
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         return {"loss": next(self.values)}
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.cli.output import duration, print_json, quantity
-from tokenloom.utils.progress import telling
 from tokenloom.errors import UserError
+from tokenloom.utils.progress import reporting_progress
 
 
 def compare_runs(runs: Sequence[str], context: str | None, *, device: str, as_json: bool) -> None:
     """`tokenloom compare RUN RUN …`."""
     from tokenloom.cli.use import one_thread
-    from tokenloom.plotting.tables import plain_table
     from tokenloom.evaluation.comparison import compare
+    from tokenloom.plotting.tables import plain_table
     from tokenloom.runs.folder import load
 
     if len(runs) < 2:
@@ -50,19 +50,19 @@ def compare_models(
 ) -> None:
     """`tokenloom compare DATA --models …`."""
     from tokenloom.cli.display import Display, field
+    from tokenloom.evaluation.perplexity import checked_window
     from tokenloom.plotting.tables import plain_table
     from tokenloom.tasks import _model_comparison as ladder
-    from tokenloom.evaluation.perplexity import checked_window
 
     place, window = Path(folder), ladder.WINDOW if context is None else checked_window(context, None)
     if window is None:
         raise UserError("--context running is shown anyway: give the length of the separate windows beside it")
-    rungs: list[ladder.Rung] = []
+    rungs: list[ladder.ModelComparison] = []
     names = [name.strip() for name in models.split(",") if name.strip()]
     if not names:
         raise UserError("--models: name at least one model, such as gpt,lstm,ngram")
     for model, fitting in ladder.trainings(data, names, place, settings, training, overwrite):
-        with Display(quiet=quiet) as display, telling(display.so_far):
+        with Display(quiet=quiet) as display, reporting_progress(display.progress_line):
             display.line(field("compare", f"{model}, {len(rungs) + 1} of {len(names)}"))
             rungs.append(ladder.climb(model, fitting, window, display.show))
     result = ladder.write(place, data, rungs)

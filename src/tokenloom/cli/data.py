@@ -1,4 +1,4 @@
-"""`tokenloom data …`: the built-in data sets, and text that is tokenised before training."""
+"""`tokenloom data …`: the built-in data sets, and text that is tokenized before training."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tokenloom.cli.output import JSON, QUIET, STDIN, print_json, quantity, whole_number
-from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
+from tokenloom.plotting.tables import plain_table
 
 NAME = Annotated[str, Parameter(help="a data set, as tokenloom data list names it")]
-ANY_NAME = Annotated[str | None, Parameter(help="a data set, or a folder of tokenised text; all sets when not given")]
+ANY_NAME = Annotated[str | None, Parameter(help="a data set, or a folder of tokenized text; all sets when not given")]
 FILE = Annotated[str, Parameter(help="the file, as its source gives it: its hash decides")]
 
 
 def list_all(*, json: JSON = False) -> None:
-    """List the built-in data sets: what they are, their licence, and whether they are here already."""
-    from tokenloom.data.registry import catalogue
+    """List the built-in data sets: what they are, their license, and whether they are here already."""
+    from tokenloom.data.registry import catalog
 
-    rows = catalogue()
+    rows = catalog()
     if json:
         print_json({"data": [asdict(row) for row in rows]})
         return
@@ -32,7 +32,7 @@ def list_all(*, json: JSON = False) -> None:
     for row in rows:
         size = None if row.size is None else quantity(row.size, "B")
         shown.append([row.name, "yes" if row.cached else "no", size, row.what])
-        shown.append([None, None, None, f"licence: {row.licence}"])
+        shown.append([None, None, None, f"license: {row.license}"])
     print(plain_table(shown, ["name", "here", "size", "what it is"]))
 
 
@@ -59,12 +59,12 @@ def add(name: NAME, file: FILE, /, *, json: JSON = False) -> None:
 
 
 def check(name: ANY_NAME = None, /, *, json: JSON = False) -> None:
-    """Hold the files of one data set, of all, or of a folder of tokenised text against their hashes."""
+    """Hold the files of one data set, of all, or of a folder of tokenized text against their hashes."""
     from tokenloom.data import registry as recipes
-    from tokenloom.data.pretokenized.shards import open_tokenised
+    from tokenloom.data.pretokenized.shards import open_pretokenized
 
-    if name is not None and name not in recipes.names() and (tokenised := open_tokenised(name)) is not None:
-        shards = tokenised.check()
+    if name is not None and name not in recipes.names() and (tokenized := open_pretokenized(name)) is not None:
+        shards = tokenized.check()
         if json:
             print_json({"data": name, "shards": shards, "state": "good"})
         else:
@@ -86,7 +86,7 @@ OUT = Annotated[str, Parameter(help="the folder to write")]
 TOKENIZER = Annotated[
     str, Parameter(help="auto, characters, words, bpe or byte-bpe; or the tokenizer.json of a run or of such a folder")
 ]
-VOCAB = Annotated[int | None, Parameter(converter=whole_number, help="ids of a words, bpe or byte-bpe tokeniser")]
+VOCAB = Annotated[int | None, Parameter(converter=whole_number, help="ids of a words, bpe or byte-bpe tokenizer")]
 BORDERS = Annotated[
     bool | None, Parameter(help="keep documents apart with an end token; by default where there are several")
 ]
@@ -100,15 +100,15 @@ WORKERS = Annotated[int | None, Parameter(converter=whole_number, help="processe
 OVERWRITE = Annotated[bool, Parameter(negative="", show_default=False, help="start anew in a folder that is there")]
 
 
-def tokenise(
+def tokenize(
     source: SOURCE,
     /,
     *,
     out: OUT,
     tokenizer: TOKENIZER = "auto",
-    vocab: VOCAB = None,
+    vocab_size: VOCAB = None,
     borders: BORDERS = None,
-    holdout: HOLDOUT = None,
+    val_fraction: HOLDOUT = None,
     column: COLUMN = None,
     encoding: ENCODING = "utf-8",
     newlines: NEWLINES = "fold",
@@ -117,13 +117,13 @@ def tokenise(
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Tokenise text of any size into a folder that tokenloom train takes: read in pieces, in parallel.
+    """Tokenize text of any size into a folder that tokenloom train takes: read in pieces, in parallel.
 
     The same command goes on with what an interruption has left.
     """
     import sys
 
-    from tokenloom.data.pretokenized.build import Wish, tokenise
+    from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
     from tokenloom.tasks._pretokenized import baseline_kept
 
     def tell(line: str) -> None:
@@ -131,9 +131,9 @@ def tokenise(
             print(line, file=sys.stderr)
 
     began = time.perf_counter()
-    wish = Wish(tokenizer, vocab, borders, holdout, column, encoding, newlines)
+    wish = TokenizationRequest(tokenizer, vocab_size, borders, val_fraction, column, encoding, newlines)
     try:
-        made = tokenise(
+        made = tokenize(
             "-" if source == STDIN else source,
             out,
             wish,
@@ -161,7 +161,7 @@ def _tell_made(made: Any, seconds: float, as_json: bool) -> None:
     for part, of in counts.items():
         shards = f"{of['shards']:,} shard{'' if of['shards'] == 1 else 's'}"
         print(f"{part + ':':<12}{of['tokens']:,} tokens from {quantity(of['bytes'], 'B')} in {shards}")
-    print(f"tokeniser:  {made.content['tokenizer']['kind']}: {made.content['tokenizer']['why']}")
+    print(f"tokenizer:  {made.content['tokenizer']['kind']}: {made.content['tokenizer']['why']}")
     print(f"split:      {made.content['split']}")
     print(f"speed:      {quantity(size, 'B')} in {seconds:.1f} s, {quantity(size / seconds, 'B')}/s")
     print(f"go on with: tokenloom train {Path(made.folder)}")

@@ -22,20 +22,20 @@ from tokenloom.training.events import (
     Evaluated,
     Event,
     Finished,
+    InitializedFrom,
     Planned,
     Prepared,
+    PrerequisiteEvent,
     Resumed,
     Saved,
-    Staged,
-    Started,
-    Stepped,
+    StepFinished,
 )
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from tokenloom.runs.session import Fitting
     from tokenloom.planning.estimate import Plan
+    from tokenloom.runs.session import TrainingSession
 
 # Labels stand in a column of this width, as those of the data report do.
 COLUMN = 12
@@ -54,7 +54,7 @@ def _listed(derived: dict[str, Any]) -> str:
 def plan_lines(plan: Plan) -> list[str]:
     """The plan before training, line by line."""
     t, m = plan.settings, plan.memory
-    parts = {"weights": m.weights, "gradients": m.gradients, "optimiser": m.optimizer, "activations": m.activations}
+    parts = {"weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations}
     memory = ", ".join(f"{what} {quantity(size, 'B')}" for what, size in parts.items())
     threads = t.machine.threads
     native = f"{words}, " if plan.device == "cpu" and (words := loader.summary()) else ""
@@ -82,11 +82,11 @@ class Speed:
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._targets, self._seconds = 0, 0.0
-        self._before: Stepped | None = None
+        self._before: StepFinished | None = None
 
     def see(self, event: Event) -> None:
         """Take note of what happened."""
-        if not isinstance(event, Stepped):
+        if not isinstance(event, StepFinished):
             self._before = None
             return
         if self._before is not None:
@@ -130,8 +130,8 @@ class Display:
         self._validation_curve: list[tuple[float, float]] = []
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._best: dict[str, float] = {}
-        self._first: Stepped | None = None
-        self._last: Stepped | None = None
+        self._first: StepFinished | None = None
+        self._last: StepFinished | None = None
         self._bar: Any = None
 
     def __enter__(self) -> Display:
@@ -153,7 +153,7 @@ class Display:
             # Whoever read our reports has gone; the training is worth more than they are.
             self.quiet = True
 
-    def so_far(self, text: str) -> None:
+    def progress_line(self, text: str) -> None:
         """How far long work is that is no training."""
         self.line(field("so far", text))
 
@@ -170,9 +170,9 @@ class Display:
             case Prepared():
                 for text in event.lines:
                     self.line(text)
-            case Staged():
+            case PrerequisiteEvent():
                 self._staged(event)
-            case Started():
+            case InitializedFrom():
                 fresh = f"; fresh: {', '.join(event.fresh)}" if event.fresh else ""
                 self.line(field("starts", f"from {event.run}, with {event.taken} tensors of it{fresh}"))
             case Planned():
@@ -188,7 +188,7 @@ class Display:
                 self.line(field("resumed", f"from step {event.step:,}"))
                 for text in event.damaged:
                     self.note(text)
-            case Stepped():
+            case StepFinished():
                 self._stepped(event)
             case Evaluated():
                 self._evaluated(event)
@@ -199,7 +199,7 @@ class Display:
             case _:
                 pass
 
-    def _staged(self, event: Staged) -> None:
+    def _staged(self, event: PrerequisiteEvent) -> None:
         """A stage begins, or is over: what was told of the training before it does not belong to the next one."""
         self._close()
         kept = f", kept in {event.out}" if event.out is not None else ""
@@ -212,7 +212,7 @@ class Display:
         if event.derived:
             self.line(field("derived", _listed(event.derived)))
 
-    def _stepped(self, event: Stepped) -> None:
+    def _stepped(self, event: StepFinished) -> None:
         self._first, self._last = self._first or event, event
         self._losses.append(event.loss)
         self._training_curve.append((event.step, event.loss))
@@ -241,7 +241,7 @@ class Display:
             each = (last.seconds - first.seconds) / (last.step - first.step)
         return duration(each * (last.steps - last.step))
 
-    def _open(self, event: Stepped) -> None:
+    def _open(self, event: StepFinished) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         bar = BarColumn(bar_width=max(5, min(20, self.console.width - 75)))
@@ -294,7 +294,7 @@ class Display:
         if last > 1.01 * best:
             self.line(
                 f"validation was best at step {event.best_step:,} ({best:.4f}) and rose to {last:.4f}: from there the"
-                " training data were learnt by heart; fewer steps, a smaller size or dropout would do as well"
+                " training data were learned by heart; fewer steps, a smaller size or dropout would do as well"
             )
 
     def _draw(self) -> None:
@@ -309,7 +309,7 @@ class Display:
         ascii_only = "utf" not in (sys.stderr.encoding or "").lower()
         self.line(terminal_curve(series, min(100, self.console.width), 16, baseline=baseline, ascii_only=ascii_only))
 
-    def result(self, fitting: Fitting, result: dict[str, Any], *, example: bool) -> None:
+    def result(self, fitting: TrainingSession, result: dict[str, Any], *, example: bool) -> None:
         """The last lines, on standard output: what came out, what it makes, and what to do next."""
         from tokenloom.settings import options
 

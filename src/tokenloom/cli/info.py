@@ -39,8 +39,8 @@ def _measured(key: str, value: Any) -> str:
 
 def _run_info(run: str) -> dict[str, Any]:
     from tokenloom.nn.parts import count_numbers, count_parameters
-    from tokenloom.runs.folder import RunFolder, load
     from tokenloom.planning.estimate import flops_per_token
+    from tokenloom.runs.folder import RunFolder, load
 
     folder = RunFolder(run)
     config = folder.read_config()
@@ -71,10 +71,10 @@ def _run_info(run: str) -> dict[str, Any]:
 
 def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
     from tokenloom.nn.parts import count_parameters
+    from tokenloom.planning.estimate import flops_per_token
     from tokenloom.settings import build
     from tokenloom.tasks.registry import find_task
     from tokenloom.training.checkpoints import total_bytes
-    from tokenloom.planning.estimate import flops_per_token
 
     cls = find_task(name)
     task = cls(build(cls.Settings, given))

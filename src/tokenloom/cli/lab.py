@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenloom.cli.output import JSON, QUIET, duration, print_json, whole_number
-from tokenloom.utils.names import counted
-from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
+from tokenloom.plotting.tables import plain_table
+from tokenloom.utils.names import counted
 
 if TYPE_CHECKING:
     from tokenloom.lab.experiment import Experiment
@@ -54,7 +54,7 @@ def run(
 ) -> int:
     """Run experiments, and hold what comes out against what was published; 1 when a figure is out of tolerance."""
     from tokenloom.lab.registry import experiments, find
-    from tokenloom.lab.runner import Folder, Wish
+    from tokenloom.lab.runner import Folder, RunOptions
     from tokenloom.lab.runner import run as rows_of
 
     if bool(ids) == all:
@@ -67,7 +67,7 @@ def run(
     folder = Folder(out)
     try:
         again: dict[str, bool] = {"resume": resume, "overwrite": overwrite}
-        for row in rows_of(chosen, folder, Wish(seed, quick), **again, begin=view.begin, tell=view.tell):
+        for row in rows_of(chosen, folder, RunOptions(seed, quick), **again, begin=view.begin, tell=view.tell):
             rows.append(row)
             view.end(row)
             if not json:

@@ -155,8 +155,8 @@ def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
         "score": "Score given data with RUN: its log-probability under a trained model.",
         "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
         "look": "Look inside RUN, of image-classification: where a picture's class comes from, drawn over it.",
-        "reconstruct": "Pictures as they come back from the codes of RUN, of image-codes.",
-        "neighbours": "The words nearest to a word, in RUN of word-vectors.",
+        "reconstruct": "Pictures as they come back from the codes of RUN, of image-tokenizer.",
+        "neighbors": "The words nearest to a word, in RUN of word-vectors.",
         "analogy": "What is to C as B is to A, in RUN of word-vectors.",
         "map": "Draw the words of RUN, of word-vectors, in a plane.",
         "export": "Write RUN, of word-vectors, as a file that other programs read.",
@@ -265,7 +265,7 @@ def compare(
     steps: STEPS = None,
     size: Annotated[str | None, Parameter(help="of each: nano, tiny, small, medium or large")] = None,
     tokenizer: Annotated[str | None, Parameter(help="of all: auto, characters, words, bpe or byte-bpe")] = None,
-    vocab: Annotated[int | None, Parameter(converter=whole_number, help="ids of the tokeniser")] = None,
+    vocab_size: Annotated[int | None, Parameter(converter=whole_number, help="ids of the tokenizer")] = None,
     threads: Annotated[int | None, Parameter(converter=whole_number, help="CPU threads in training")] = None,
     seed: Annotated[int | None, Parameter(converter=whole_number, help="seed of everything random")] = None,
     overwrite: Annotated[bool, Parameter(negative="", help="replace the runs that are there")] = False,
@@ -280,7 +280,7 @@ def compare(
     """
     from tokenloom.cli.compare import compare_models, compare_runs
 
-    text = {"size": size, "tokenizer": tokenizer, "vocab": vocab}
+    text = {"size": size, "tokenizer": tokenizer, "vocab_size": vocab_size}
     training = {"minutes": minutes, "steps": steps, "seed": seed, "threads": threads}
     given = {name: value for name, value in {**text, **training, "out": out}.items() if value is not None}
     if models is None:
@@ -313,8 +313,8 @@ def models(*, json: JSON = False) -> None:
 def _data_app() -> App:
     from tokenloom.cli import data
 
-    app = App(name="data", help="Built-in data sets: list, get, add a copy of your own, check. Tokenise large text.")
-    for function in (data.list_all, data.get, data.add, data.check, data.tokenise):
+    app = App(name="data", help="Built-in data sets: list, get, add a copy of your own, check. Tokenize large text.")
+    for function in (data.list_all, data.get, data.add, data.check, data.tokenize):
         app.command(function, name=function.__name__.removesuffix("_all"))
     return app
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenloom.cli.output import plain, whole_number
-from tokenloom.utils.names import with_article
 from tokenloom.errors import UserError
+from tokenloom.utils.names import with_article
 
 if TYPE_CHECKING:
     from tokenloom.tasks.base import Task
@@ -71,9 +71,9 @@ def _all_tasks() -> list[type[Task]]:
 
 def task_in(tokens: list[str]) -> type[Task]:
     """The task that a `train` command line is about: given, of the run it resumes, or guessed from the data."""
+    from tokenloom.runs.folder import RunFolder
     from tokenloom.settings import read_config
     from tokenloom.tasks.registry import find_task, guess_task
-    from tokenloom.runs.folder import RunFolder
     from tokenloom.training.settings import TrainingSettings
 
     given, config, out = (value_of(flag, tokens) for flag in ("--task", "--config", "--out"))
@@ -92,8 +92,8 @@ def task_of_run(tokens: list[str], verb: str) -> type[Task] | None:
 
     Without a run, the first task that has the use, if there is one.
     """
-    from tokenloom.tasks.registry import find_task
     from tokenloom.runs.folder import RunFolder
+    from tokenloom.tasks.registry import find_task
 
     able = [task for task in _all_tasks() if verb in task.uses]
     run = first_word(tokens, [task.uses[verb] for task in able])
@@ -126,8 +126,8 @@ def tasks_with(flag: str) -> list[str]:
 
 def task_measured(tokens: list[str]) -> list[type[Task]]:
     """The task of the run that is measured; without a run, all that have options for it."""
-    from tokenloom.tasks.registry import find_task
     from tokenloom.runs.folder import RunFolder
+    from tokenloom.tasks.registry import find_task
 
     able = [task for task in _all_tasks() if task.measuring is not None]
     run = first_word(tokens, [task.measuring for task in able if task.measuring is not None])

@@ -9,11 +9,11 @@ from tokenloom.cli.output import duration, print_json, quantity
 from tokenloom.plotting.tables import plain_table
 
 if TYPE_CHECKING:
-    from tokenloom.planning.text import TextPlan
     from tokenloom.planning.forecast import Forecast
+    from tokenloom.planning.text import TextPlan
 
-SIZES = ["weights", "gradients", "optimiser", "activations", "work space", "all", "of"]
-HEADER = ["machine", "mode", "checkpointing", *SIZES, "tokenizers/s", "time", "fits"]
+SIZES = ["weights", "gradients", "optimizer", "activations", "work space", "all", "of"]
+HEADER = ["machine", "mode", "activation_checkpointing", *SIZES, "tokens/s", "time", "fits"]
 # A step that would be shorter than this, in seconds, is ruled by what the formulas leave out.
 SHORT_STEP = 0.01
 
@@ -52,7 +52,7 @@ def lines(found: TextPlan) -> list[str]:
         field(
             "sizes",
             f"width {s.width:,}, depth {s.depth:,}, heads {s.heads:,}, context {s.context:,}, "
-            f"{s.vocab:,} different ids",
+            f"{s.vocab_size:,} different ids",
         ),
         field("tokens", f"{t.tokens:,} ({found.tokens_from})"),
         field("work", f"{t.flops:.3g} FLOPs, {found.steps:,} steps of {t.batch:,} samples, {t.optimizer}"),
@@ -74,7 +74,7 @@ def _cells(one: Forecast) -> list[object]:
     return [
         times + one.hardware.name,
         one.mode,
-        "yes" if one.checkpointing else "no",
+        "yes" if one.activation_checkpointing else "no",
         *(
             quantity(size, "B")
             for size in (m.weights, m.gradients, m.optimizer, m.activations, one.workspace, one.needed)

@@ -16,11 +16,11 @@ from cyclopts import Parameter
 
 from tokenloom.cli.display import Display, field
 from tokenloom.cli.output import leads, print_json
-from tokenloom.utils.progress import telling
 from tokenloom.errors import UserError
+from tokenloom.utils.progress import reporting_progress
 
 if TYPE_CHECKING:
-    from tokenloom.runs.session import Fitting
+    from tokenloom.runs.session import TrainingSession
     from tokenloom.training.events import Event
 
 INTERRUPTED = 130
@@ -48,7 +48,7 @@ def train_run(data: str | None, given: dict[str, Any]) -> int:
     """Train as the flags say. Returns the exit code."""
     from tokenloom.runs.session import begin
     from tokenloom.runs.summary import summary
-    from tokenloom.training.events import Stepped
+    from tokenloom.training.events import StepFinished
 
     began = time.perf_counter()
     settings = with_config(data, given)
@@ -62,16 +62,16 @@ def train_run(data: str | None, given: dict[str, Any]) -> int:
     if not _is_unicode(str(settings["out"])):
         raise UserError(f"--out {settings['out']}: the name of a run must be valid UTF-8; give another")
     board = Board() if tensorboard else None
-    with interruptible() as interrupts, Display(quiet=quiet) as display, telling(display.so_far):
+    with interruptible() as interrupts, Display(quiet=quiet) as display, reporting_progress(display.progress_line):
         fitting = begin(data, stop=interrupts, **settings)
         events: list[Event] = []
         try:
             for event in fitting:
-                interrupts.training = isinstance(event, Stepped) or interrupts.training
+                interrupts.training = isinstance(event, StepFinished) or interrupts.training
                 if not events and fitting.guessed:
                     what = f"{fitting.name} (the data look like {fitting.guessed}; --task chooses another)"
                     display.line(field("task", what))
-                if not isinstance(event, Stepped):
+                if not isinstance(event, StepFinished):
                     events.append(event)
                 display.show(event)
                 if board is not None:
@@ -145,7 +145,7 @@ def default_out(data: str | None, settings: dict[str, Any]) -> str:
 
 
 def _with_way_on(
-    error: ArithmeticError | KeyboardInterrupt, display: Display, fitting: Fitting
+    error: ArithmeticError | KeyboardInterrupt, display: Display, fitting: TrainingSession
 ) -> ArithmeticError | KeyboardInterrupt:
     """The same error, telling also what was kept and how to go on."""
     text = str(error) or "stopped at once"
@@ -210,16 +210,16 @@ class Board:
         self._make: Any = SummaryWriter
         self._writer: Any = None
 
-    def show(self, event: Event, fitting: Fitting) -> None:
+    def show(self, event: Event, fitting: TrainingSession) -> None:
         """Write what TensorBoard shows of an event."""
-        from tokenloom.training.events import Evaluated, Stepped
+        from tokenloom.training.events import Evaluated, StepFinished
 
-        if fitting.folder is None or not isinstance(event, Stepped | Evaluated):
+        if fitting.folder is None or not isinstance(event, StepFinished | Evaluated):
             return
         if self._writer is None:
             self._writer = self._make(str(fitting.folder.path / "tensorboard"))
-        if isinstance(event, Stepped):
-            for name in ("loss", "rate", "norm"):
+        if isinstance(event, StepFinished):
+            for name in ("loss", "lr", "norm"):
                 self._writer.add_scalar(f"training/{name}", getattr(event, name), event.step)
         else:
             for name, value in event.metrics.items():

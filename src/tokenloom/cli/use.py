@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 from tokenloom.cli.output import print_json
-from tokenloom.utils.progress import telling
+from tokenloom.utils.progress import reporting_progress
 
 
 def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json: bool, quiet: bool) -> None:
     """`tokenloom generate RUN …` and the other verbs."""
-    from tokenloom.settings import build
     from tokenloom.runs.folder import load
+    from tokenloom.settings import build
 
     one_thread()
     task = load(run, device=device)
@@ -25,7 +25,7 @@ def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    with telling(say):
+    with reporting_progress(say):
         result = task.use(verb, options, _nothing if as_json else show)
     if not quiet:
         for note in result.get("notes", []):
@@ -44,7 +44,7 @@ def evaluate_run(run: str, data: str | None, given: dict[str, Any], *, batch: in
     one_thread()
     task = load(run, device=device)
     began = time.perf_counter()
-    with telling(_so_far):
+    with reporting_progress(_so_far):
         metrics = task.evaluate(data, batch=batch, **given)
     seconds = time.perf_counter() - began
     if as_json:

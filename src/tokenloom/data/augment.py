@@ -26,7 +26,7 @@ class Augmentation:
 
     shift: of a side, either way (0.1 of 28 pixels is 2.8). rotate: degrees, either way. scale: 0.1 for sizes of 0.9 to
     1.1. elastic: standard deviation of a smooth displacement, in shares of a side (Simard et al. 2003). flip: how many
-    are mirrored, left and right. colour: how far brightness and contrast change, and each channel by itself.
+    are mirrored, left and right. color: how far brightness and contrast change, and each channel by itself.
     """
 
     shift: float = 0.0
@@ -34,7 +34,7 @@ class Augmentation:
     scale: float = 0.0
     elastic: float = 0.0
     flip: float = 0.0
-    colour: float = 0.0
+    color: float = 0.0
 
     @property
     def nothing(self) -> bool:
@@ -45,22 +45,22 @@ class Augmentation:
 @dataclass(frozen=True)
 class Draws:
     """What chance decides of B pictures. affine: (B, 5), uniform in −1 … 1: rotation, scale, shifts, mirror; noise:
-    (B, 2, _COARSE, _COARSE) normal; colour: (B, 2 + C), uniform in −1 … 1."""
+    (B, 2, _COARSE, _COARSE) normal; color: (B, 2 + C), uniform in −1 … 1."""
 
     affine: NDArray[np.float32]
     noise: NDArray[np.float32]
-    colour: NDArray[np.float32]
+    color: NDArray[np.float32]
 
     @classmethod
     def of(cls, generators: list[np.random.Generator], channels: int) -> Self:
         """One generator a picture."""
-        affine, noise, colour = [], [], []
+        affine, noise, color = [], [], []
         for random in generators:
             uniform = random.random(7 + channels, np.float32) * 2 - 1
             affine.append(uniform[:5])
-            colour.append(uniform[5:])
+            color.append(uniform[5:])
             noise.append(random.standard_normal((2, _COARSE, _COARSE), np.float32))
-        return cls(np.stack(affine), np.stack(noise), np.stack(colour))
+        return cls(np.stack(affine), np.stack(noise), np.stack(color))
 
 
 def augment(pixels: Tensor, how: Augmentation, draws: Draws) -> Tensor:
@@ -68,12 +68,12 @@ def augment(pixels: Tensor, how: Augmentation, draws: Draws) -> Tensor:
     X = pixels.float()
     if how.shift or how.rotate or how.scale or how.elastic or how.flip:
         X = F.grid_sample(X, _grid(X, how, draws), mode="bilinear", padding_mode="border", align_corners=False)
-    if how.colour:
-        brightness, contrast, *_ = torch.from_numpy(draws.colour).T
-        own = torch.from_numpy(draws.colour[:, 2:])[:, :, None, None]
+    if how.color:
+        brightness, contrast, *_ = torch.from_numpy(draws.color).T
+        own = torch.from_numpy(draws.color[:, 2:])[:, :, None, None]
         mean = X.mean((1, 2, 3), keepdim=True)
-        X = (X - mean) * (1 + how.colour * contrast)[:, None, None, None] + mean
-        X = X + 255 * how.colour * (0.5 * brightness[:, None, None, None] + (0.25 * own if X.shape[1] > 1 else 0))
+        X = (X - mean) * (1 + how.color * contrast)[:, None, None, None] + mean
+        X = X + 255 * how.color * (0.5 * brightness[:, None, None, None] + (0.25 * own if X.shape[1] > 1 else 0))
         X = X.clamp(0, 255)
     return X
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 
 from tokenloom.data import registry as recipes
 from tokenloom.data.documents import DataSet, Document, TextData
-from tokenloom.utils.names import counted, some
 from tokenloom.data.split import DEFAULT_FRACTION, ENOUGH_DOCUMENTS, split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, some
 
 ENDINGS = (".conll", ".conllu", ".conll03", ".bio", ".iob", ".iob2")
 _DOCUMENT = "-DOCSTART-"
@@ -53,8 +53,8 @@ class TaggedData(DataSet):
     def as_text(self) -> TextData:
         """The words with spaces between them, a document a sentence."""
         shared = {f.name: getattr(self, f.name) for f in fields(DataSet)}
-        if isinstance(self.holdout, tuple):
-            shared["holdout"] = tuple(s.id for s in self.sentences if s.group in self.holdout)
+        if isinstance(self.val_fraction, tuple):
+            shared["val_fraction"] = tuple(s.id for s in self.sentences if s.group in self.val_fraction)
         return TextData([Document(s.id, " ".join(s.words)) for s in self.sentences], True, **shared)
 
 
@@ -67,7 +67,7 @@ class Columns:
 
 
 def looks_tagged(source: str) -> str | None:
-    """Why these data look like labelled words, by their name alone; None where they do not."""
+    """Why these data look like labeled words, by their name alone; None where they do not."""
     if source in recipes.names():
         return "words with a label each" if issubclass(recipes.find(source).holds, TaggedData) else None
     return "CoNLL columns" if source.lower().endswith(ENDINGS) else None
@@ -86,7 +86,7 @@ def read_tagged(source: str, *, columns: Columns | None = None, encoding: str = 
         data = recipes.load_data(source)
         if not isinstance(data, TaggedData):
             raise UserError(
-                f"{source} holds no labelled words ({recipes.find(source).what}); --labels punctuation"
+                f"{source} holds no labeled words ({recipes.find(source).what}); --labels punctuation"
                 " makes labels from any text"
             )
         return data
@@ -178,7 +178,7 @@ def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | 
     texts = data.as_text()
     if (
         validation is None
-        and not isinstance(data.holdout, tuple)
+        and not isinstance(data.val_fraction, tuple)
         and len({document.text for document in texts.documents}) < ENOUGH_DOCUMENTS
     ):
         raise UserError(
@@ -186,8 +186,8 @@ def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | 
             " are needed, or others to validate on (--validation)"
         )
     given = None if validation is None else validation.as_text()
-    holdout = data.holdout if fraction == DEFAULT_FRACTION else None
-    parts = split(texts if holdout is not None else replace(texts, holdout=None), fraction, validation=given)
+    val_fraction = data.val_fraction if fraction == DEFAULT_FRACTION else None
+    parts = split(texts if val_fraction is not None else replace(texts, val_fraction=None), fraction, validation=given)
     held = {document.id for document in parts.validation.documents}
     if validation is None:
         validation = replace(data, sentences=[s for s in data.sentences if s.id in held], notes=[], skipped=[])
@@ -195,9 +195,9 @@ def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | 
     else:
         training = data
     how = parts.how
-    if isinstance(holdout, tuple) and given is None:
+    if isinstance(val_fraction, tuple) and given is None:
         how = (
-            f"held out by name: {some(holdout, 8)}; {len(training.sentences):,} sentences train,"
+            f"held out by name: {some(val_fraction, 8)}; {len(training.sentences):,} sentences train,"
             f" {len(validation.sentences):,} validate"
         )
     return TaggedSplit(
@@ -217,14 +217,14 @@ def _unseen(training: TaggedData, validation: TaggedData) -> list[str]:
     if once := sorted(label for label, n in known.items() if n == 1):
         notes.append(f"labels that training shows only once: {some(map(repr, once), 10)}")
     if len(known) == 1:
-        notes.append(f"there is only one label, {next(iter(known))!r}: nothing can be learnt")
+        notes.append(f"there is only one label, {next(iter(known))!r}: nothing can be learned")
     return notes
 
 
 def report_lines(parts: TaggedSplit, extra: Iterable[tuple[str, str]]) -> list[str]:
     """What a person should know before training, `label: what`."""
     data, counts = parts.training, parts.training.labels()
-    rows = [("data", data.name + (f" ({data.licence})" if data.licence else ""))]
+    rows = [("data", data.name + (f" ({data.license})" if data.license else ""))]
     for name, part in (("training", parts.training), ("validation", parts.validation)):
         rows.append((name, f"{counted(len(part.sentences), 'sentence')}, {counted(part.words, 'word')}"))
     rows.append(("split", parts.how))

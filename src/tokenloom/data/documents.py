@@ -33,8 +33,8 @@ class DataSet:
     name: str = "text"
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    licence: str | None = None
-    holdout: Holdout = None
+    license: str | None = None
+    val_fraction: Holdout = None
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenloom.utils.names import counted, some
-from tokenloom.data.image_files import Header, PictureForm, Pixels, decode, header
+from tokenloom.data.image_files import Header, ImageFormat, Pixels, decode, header
 from tokenloom.data.samples import fingerprint_of
 from tokenloom.data.text import reason_of
 from tokenloom.data.unicode import Unreadable
-from tokenloom.utils.progress import watched
 from tokenloom.errors import UserError
 from tokenloom.utils.cache import cache_folder
+from tokenloom.utils.names import counted, some
+from tokenloom.utils.progress import track_progress
 
 # Pictures of different sizes, or large ones, become squares of so many pixels a side.
 USUAL_SIDE, LARGEST_SIDE = 64, 128
@@ -39,11 +39,11 @@ class Decoded:
 
     pixels: Pixels
     broken: list[tuple[str, str]]
-    form: PictureForm
+    form: ImageFormat
     notes: list[str]
 
 
-def decode_all(files: Files, form: PictureForm) -> Decoded:
+def decode_all(files: Files, form: ImageFormat) -> Decoded:
     """All files in one form. What the form leaves open is found in them; what is found is noted.
 
     Each file is decoded once: the result stays in the cache, under the names, sizes and times of the files.
@@ -57,10 +57,10 @@ def decode_all(files: Files, form: PictureForm) -> Decoded:
     return decoded
 
 
-def _decode(files: Files, form: PictureForm) -> Decoded:
+def _decode(files: Files, form: ImageFormat) -> Decoded:
     broken: list[tuple[str, str]] = []
     headers: dict[str, Header] = {}
-    for id, path in watched(files, "pictures looked at", len(files)):
+    for id, path in track_progress(files, "pictures looked at", len(files)):
         try:
             headers[id] = header(_bytes(path), form)
         except Unreadable as error:
@@ -70,7 +70,7 @@ def _decode(files: Files, form: PictureForm) -> Decoded:
     check_memory(len(headers), settled)
     pixels = np.empty((len(headers), *settled.shape), dtype=np.uint8)
     n = 0
-    for id, path in watched(files, "pictures decoded", len(files)):
+    for id, path in track_progress(files, "pictures decoded", len(files)):
         if id in headers:
             try:
                 pixels[n] = decode(_bytes(path), settled)
@@ -78,9 +78,9 @@ def _decode(files: Files, form: PictureForm) -> Decoded:
             except Unreadable as error:
                 broken.append((id, str(error)))
     pixels = pixels[:n]
-    if form.mode is None and settled.mode == "colour" and n and (pixels == pixels[:, :1]).all():
-        settled, pixels = replace(settled, mode="grey"), np.ascontiguousarray(pixels[:, :1])
-        notes.append("none of the pictures has colour: they are read as grey (--mode colour keeps three channels)")
+    if form.mode is None and settled.mode == "color" and n and (pixels == pixels[:, :1]).all():
+        settled, pixels = replace(settled, mode="gray"), np.ascontiguousarray(pixels[:, :1])
+        notes.append("none of the pictures has color: they are read as gray (--mode color keeps three channels)")
     moving = [id for id, found in headers.items() if found.animated]
     if moving:
         notes.append(f"the first frame alone is read of {counted(len(moving), 'animation')}: {some(moving, _SHOWN)}")
@@ -88,7 +88,7 @@ def _decode(files: Files, form: PictureForm) -> Decoded:
     return Decoded(pixels, sorted(broken, key=lambda one: order[one[0]]), settled, notes)
 
 
-def check_memory(n: int, form: PictureForm) -> None:
+def check_memory(n: int, form: ImageFormat) -> None:
     """Raise UserError where n pictures of a form, and the parts that they are split into, would not fit into memory."""
     C, H, W = form.shape
     need, there = 3 * n * C * H * W, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -99,7 +99,7 @@ def check_memory(n: int, form: PictureForm) -> None:
         )
 
 
-def settle(headers: Sequence[Header], form: PictureForm, notes: list[str]) -> PictureForm:
+def settle(headers: Sequence[Header], form: ImageFormat, notes: list[str]) -> ImageFormat:
     """The form with nothing left open, and notes on what had to be decided."""
     sizes = Counter(found.size for found in headers)
     size = form.size
@@ -107,7 +107,7 @@ def settle(headers: Sequence[Header], form: PictureForm, notes: list[str]) -> Pi
         size = next(iter(sizes), (USUAL_SIDE, USUAL_SIDE))
         if len(sizes) > 1 or max(size) > LARGEST_SIDE:
             size = (USUAL_SIDE, USUAL_SIDE)
-    mode = form.mode or ("grey" if all(found.mode == "grey" for found in headers) else "colour")
+    mode = form.mode or ("gray" if all(found.mode == "gray" for found in headers) else "color")
     if any(found != size for found in sizes):
         how = {"crop": "cut to the middle", "pad": "with borders", "stretch": "stretched"}[form.fit]
         smallest, largest = (choose(sizes, key=lambda size: size[0] * size[1]) for choose in (min, max))
@@ -130,7 +130,7 @@ def _bytes(path: Path) -> bytes:
 # The cache.
 
 
-def _place(files: Files, form: PictureForm) -> Path | None:
+def _place(files: Files, form: ImageFormat) -> Path | None:
     """Where the result is kept: its name is a hash of all that it depends on. None where a file is not there."""
     try:
         stats = [(id, os.path.abspath(path), path.stat()) for id, path in files]
@@ -151,7 +151,7 @@ def _load(place: Path) -> Decoded | None:
     with contextlib.suppress(OSError):
         os.utime(place)
     broken = [(id, reason) for id, reason in kept["broken"]]
-    return Decoded(pixels, broken, PictureForm.from_dict(kept["form"]), kept["notes"])
+    return Decoded(pixels, broken, ImageFormat.from_dict(kept["form"]), kept["notes"])
 
 
 def _store(place: Path, decoded: Decoded) -> None:

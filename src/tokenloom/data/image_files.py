@@ -20,7 +20,7 @@ from tokenloom.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Mode = Literal["grey", "colour"]
+Mode = Literal["gray", "color"]
 Fit = Literal["crop", "pad", "stretch"]
 Pixels = NDArray[np.uint8]
 
@@ -29,16 +29,16 @@ ENDINGS = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".jp2", ".avif", ".pcx"}
 )
-CHANNELS: dict[Mode, int] = {"grey": 1, "colour": 3}
+CHANNELS: dict[Mode, int] = {"gray": 1, "color": 3}
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 
 
 @dataclass(frozen=True)
-class PictureForm:
+class ImageFormat:
     """What every picture is brought to. size: (height, width) in pixels, and mode; None = found in the pictures.
 
     fit: how another shape becomes this one: `crop` keeps the middle, `pad` adds borders of the background, `stretch`
-    changes the shape. background: the colour behind transparent pixels, a name or #rrggbb. limit: the most pixels that
+    changes the shape. background: the color behind transparent pixels, a name or #rrggbb. limit: the most pixels that
     a file may unpack to; a few kilobytes can ask for all memory (a decompression bomb).
     """
 
@@ -60,7 +60,7 @@ class PictureForm:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> PictureForm:
+    def from_dict(cls, kept: dict[str, Any]) -> ImageFormat:
         """A form back from plain values. Raises TypeError for other fields than its own."""
         size = kept.get("size")
         return cls(**{**kept, "size": None if size is None else (int(size[0]), int(size[1]))})
@@ -86,25 +86,25 @@ def pillow() -> Any:
     return PIL
 
 
-def background_colour(name: str) -> tuple[int, int, int]:
-    """(red, green, blue) of a colour's name. Raises UserError for one that there is not."""
+def background_color(name: str) -> tuple[int, int, int]:
+    """(red, green, blue) of a color's name. Raises UserError for one that there is not."""
     try:
         red, green, blue = pillow().ImageColor.getrgb(name)[:3]
     except ValueError:
-        raise UserError(f"--background {name}: no such colour: give a name such as white, or #rrggbb") from None
+        raise UserError(f"--background {name}: no such color: give a name such as white, or #rrggbb") from None
     return red, green, blue
 
 
-def header(raw: bytes, form: PictureForm) -> Header:
+def header(raw: bytes, form: ImageFormat) -> Header:
     """Look at a file without unpacking it. Raises Unreadable."""
     with _opened(raw, form) as image:
         turned = _orientation(image) >= 5
         width, height = image.size[::-1] if turned else image.size
-        grey = image.mode in _GREY_MODES
-        return Header((height, width), "grey" if grey else "colour", bool(getattr(image, "is_animated", False)))
+        gray = image.mode in _GREY_MODES
+        return Header((height, width), "gray" if gray else "color", bool(getattr(image, "is_animated", False)))
 
 
-def decode(raw: bytes, form: PictureForm) -> Pixels:
+def decode(raw: bytes, form: ImageFormat) -> Pixels:
     """A picture file as (C, H, W): upright, its first frame, over the background, in the form's size and mode.
 
     16 bits a value are scaled to 8. Raises Unreadable, saying why, for what is no picture or not a whole one.
@@ -115,7 +115,7 @@ def decode(raw: bytes, form: PictureForm) -> Pixels:
         return fitted(_flattened(upright, form.background), form)
 
 
-def fitted(image: Image, form: PictureForm) -> Pixels:
+def fitted(image: Image, form: ImageFormat) -> Pixels:
     """A picture without transparency as (C, H, W) of the form."""
     C, H, W = form.shape
     image = image.convert("L" if C == 1 else "RGB")
@@ -124,29 +124,29 @@ def fitted(image: Image, form: PictureForm) -> Pixels:
         if form.fit == "stretch":
             image = image.resize((W, H), smooth)
         elif form.fit == "pad":
-            behind = background_colour(form.background)
-            image = ops.pad(image, (W, H), smooth, color=_grey(behind) if C == 1 else behind)
+            behind = background_color(form.background)
+            image = ops.pad(image, (W, H), smooth, color=_gray(behind) if C == 1 else behind)
         else:
             image = ops.fit(image, (W, H), smooth)
     return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).reshape(H, W, C).transpose(2, 0, 1))
 
 
-def refitted(pixels: Pixels, form: PictureForm) -> Pixels:
+def refitted(pixels: Pixels, form: ImageFormat) -> Pixels:
     """Pictures (n, C, H, W) that are decoded already, in another form."""
     if pixels.shape[1:] == form.shape:
         return pixels
     image = pillow().Image
-    grey = pixels.shape[1] == 1
-    flat = [image.fromarray(one[0] if grey else one.transpose(1, 2, 0)) for one in pixels]
+    gray = pixels.shape[1] == 1
+    flat = [image.fromarray(one[0] if gray else one.transpose(1, 2, 0)) for one in pixels]
     return np.stack([fitted(one, form) for one in flat])
 
 
-def _grey(colour: tuple[int, int, int]) -> int:
-    return int(pillow().Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0)))
+def _gray(color: tuple[int, int, int]) -> int:
+    return int(pillow().Image.new("RGB", (1, 1), color).convert("L").getpixel((0, 0)))
 
 
 @contextmanager
-def _opened(raw: bytes, form: PictureForm) -> Iterator[Image]:
+def _opened(raw: bytes, form: ImageFormat) -> Iterator[Image]:
     if not raw:
         raise Unreadable("empty (0 bytes)")
     module = pillow().Image
@@ -190,7 +190,7 @@ def _flattened(image: Image, background: str) -> Image:
     if image.mode.startswith(("I", "F")):
         return _scaled(image)
     if image.has_transparency_data:
-        module, behind = pillow().Image, (*background_colour(background), 255)
+        module, behind = pillow().Image, (*background_color(background), 255)
         whole = image.convert("RGBA")
         over: Image = module.alpha_composite(module.new("RGBA", whole.size, behind), whole).convert("RGB")
         return over

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.utils.names import counted, some
-from tokenloom.data.images import PictureData
+from tokenloom.data.images import ImageData
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, some
 
 # Of each class; a fifth of mnist-5k's 5,000 are 1,000.
 DEFAULT_SHARE = 0.2
@@ -21,11 +21,11 @@ _TOP_CLASSES = 20
 
 
 @dataclass(frozen=True)
-class PictureSplit:
+class ImageSplit:
     """The two parts, how they were told apart, and what was noticed doing so. Both have the same classes and form."""
 
-    training: PictureData
-    validation: PictureData
+    training: ImageData
+    validation: ImageData
     how: str
     notes: list[str] = field(default_factory=list)
 
@@ -35,9 +35,9 @@ class PictureSplit:
         return self.training.classes
 
 
-def split_pictures(
-    data: PictureData, share: float = DEFAULT_SHARE, seed: int = 0, *, validation: PictureData | None = None
-) -> PictureSplit:
+def split_images(
+    data: ImageData, share: float = DEFAULT_SHARE, seed: int = 0, *, validation: ImageData | None = None
+) -> ImageSplit:
     """Keep a part of the pictures for validation, so that no picture stands on both sides.
 
     In this order: `validation`, data of their own, read in the form of `data`; the groups that the data set itself
@@ -49,14 +49,14 @@ def split_pictures(
     where one side would be empty.
     """
     if not 0 < share < 1:
-        raise UserError(f"--holdout {share}: must be above 0 and below 1")
+        raise UserError(f"--val-fraction {share}: must be above 0 and below 1")
     digests = _digests(data)
     notes: list[str] = []
     if validation is not None:
         parts = _given(data, digests, validation, notes)
-    elif isinstance(data.holdout, tuple) and data.groups and (share, seed) == (DEFAULT_SHARE, 0):
-        held = np.array([group in data.holdout for group in data.groups])
-        parts = _parted(data, digests, held, f"held out by the data set itself: {some(data.holdout)}", notes)
+    elif isinstance(data.val_fraction, tuple) and data.groups and (share, seed) == (DEFAULT_SHARE, 0):
+        held = np.array([group in data.val_fraction for group in data.groups])
+        parts = _parted(data, digests, held, f"held out by the data set itself: {some(data.val_fraction)}", notes)
     else:
         held, what = _chosen(data, digests, share, seed, notes), "each class" if data.classes else "all"
         parts = _parted(data, digests, held, f"{share:.3g} of {what}, chosen by the pictures with seed {seed}", notes)
@@ -65,16 +65,16 @@ def split_pictures(
             different = len(set(digests))
             have = counted(len(data), "picture") + (f", {different:,} different" if different < len(data) else "")
             raise UserError(
-                f"{data.name}: {have}: none is left to {side}; more different ones are needed, or another --holdout"
+                f"{data.name}: {have}: none is left to {side}; more different ones are needed, or another --val-fraction"
             )
     return parts
 
 
-def _digests(data: PictureData) -> list[bytes]:
+def _digests(data: ImageData) -> list[bytes]:
     return [hashlib.sha256(one.tobytes()).digest() for one in data.pixels]
 
 
-def _chosen(data: PictureData, digests: list[bytes], share: float, seed: int, notes: list[str]) -> NDArray[np.bool_]:
+def _chosen(data: ImageData, digests: list[bytes], share: float, seed: int, notes: list[str]) -> NDArray[np.bool_]:
     """Which pictures validate."""
     by_class: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
     counted_once: set[bytes] = set()
@@ -94,10 +94,8 @@ def _chosen(data: PictureData, digests: list[bytes], share: float, seed: int, no
     return np.array([digest in held for digest in digests])
 
 
-def _parted(
-    data: PictureData, digests: list[bytes], held: NDArray[np.bool_], how: str, notes: list[str]
-) -> PictureSplit:
-    """By a mask. What stands on both sides is measured, and not learnt."""
+def _parted(data: ImageData, digests: list[bytes], held: NDArray[np.bool_], how: str, notes: list[str]) -> ImageSplit:
+    """By a mask. What stands on both sides is measured, and not learned."""
     measured = {digest for digest, out in zip(digests, held, strict=True) if out}
     both = np.array([digest in measured for digest in digests]) & ~held
     if both.any():
@@ -107,12 +105,12 @@ def _parted(
     training, validation = np.flatnonzero(~held & ~both), np.flatnonzero(held)
     # What was noticed while reading belongs to the whole, and is told once, with the training part.
     measured_part = replace(data.part(validation), skipped=[], notes=[])
-    parts = PictureSplit(data.part(training), measured_part, how, notes)
+    parts = ImageSplit(data.part(training), measured_part, how, notes)
     _name_lacking(parts, notes)
     return parts
 
 
-def _given(data: PictureData, digests: list[bytes], validation: PictureData, notes: list[str]) -> PictureSplit:
+def _given(data: ImageData, digests: list[bytes], validation: ImageData, notes: list[str]) -> ImageSplit:
     if validation.form.shape != data.form.shape:
         raise ValueError(f"validation pictures {validation.form.shape} beside training pictures {data.form.shape}")
     number = {label: place for place, label in enumerate(data.classes)}
@@ -134,12 +132,12 @@ def _given(data: PictureData, digests: list[bytes], validation: PictureData, not
     notes += [f"{validation.name}: {note}" for note in validation.notes]
     notes += [f"{validation.name}: skipped {path}: {reason}" for path, reason in validation.skipped[:_SHOWN]]
     measured = replace(validation, labels=labels, classes=data.classes)
-    return PictureSplit(
+    return ImageSplit(
         data.part(np.flatnonzero(~both)), measured, f"validation on {validation.name}, which was given", notes
     )
 
 
-def _name_repeats(data: PictureData, digests: list[bytes], notes: list[str]) -> None:
+def _name_repeats(data: ImageData, digests: list[bytes], notes: list[str]) -> None:
     """Note pictures of equal pixels, above all those with several classes."""
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for place, digest in enumerate(digests):
@@ -155,7 +153,7 @@ def _name_repeats(data: PictureData, digests: list[bytes], notes: list[str]) -> 
         notes.append(f"{counted(len(doubtful), 'picture')} in several classes, all kept: {some(rows, 3)}")
 
 
-def _name_lacking(parts: PictureSplit, notes: list[str]) -> None:
+def _name_lacking(parts: ImageSplit, notes: list[str]) -> None:
     trained = set(parts.training.labels.tolist())
     lacking = {int(label) for label in parts.validation.labels if label >= 0} - trained
     for label in sorted(lacking):
@@ -163,16 +161,16 @@ def _name_lacking(parts: PictureSplit, notes: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class PictureReport:
+class ImageReport:
     """What a person should know before training on pictures.
 
-    form: size and mode. counts: class → (training, validation); "(not learnt)" for classes that only the validation
+    form: size and mode. counts: class → (training, validation); "(not learned)" for classes that only the validation
     part has, "(no class)" for pictures without one. majority_share: the share of the validation part that the
     commonest class of the training part has; NaN without classes. memory: bytes of all pixels.
     """
 
     name: str
-    licence: str | None
+    license: str | None
     form: dict[str, Any]
     counts: dict[str, tuple[int, int]]
     majority: str
@@ -184,15 +182,15 @@ class PictureReport:
     extra: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, split: PictureSplit, extra: dict[str, str] | None = None) -> PictureReport:
+    def of(cls, split: ImageSplit, extra: dict[str, str] | None = None) -> ImageReport:
         """The report on both parts of a split."""
         train, held = (Counter(part.labels.tolist()) for part in (split.training, split.validation))
-        none = "(not learnt)" if split.classes else "(no class)"
+        none = "(not learned)" if split.classes else "(no class)"
         names = {-1: none, **dict(enumerate(split.classes))}
         majority = min((label for label in train), key=lambda label: (-train[label], label))
         return cls(
             name=split.training.name,
-            licence=split.training.licence,
+            license=split.training.license,
             form=split.training.form.as_dict(),
             counts={
                 names[label]: (train[label], held[label])
@@ -212,7 +210,7 @@ class PictureReport:
         """The report as plain lines, `label: what`, in the order in which a person wants them."""
         trained, held = (sum(pair[side] for pair in self.counts.values()) for side in (0, 1))
         height, width = self.form["size"]
-        rows = [("data", self.name + (f" ({self.licence})" if self.licence else ""))]
+        rows = [("data", self.name + (f" ({self.license})" if self.license else ""))]
         rows.append(("samples", f"{counted(trained, 'picture')} to train, {held:,} to validate"))
         rows.append(("pictures", f"{width} × {height} pixels, {self.form['mode']}; {self.memory / 1e6:,.1f} MB"))
         rows.append(("split", self.how))

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from tokenloom.data import registry as recipes
 from tokenloom.data.documents import DataSet
-from tokenloom.data.labeled import LABELS, LabelColumns, beginning_of_table, called, read_labelled
-from tokenloom.utils.names import counted, some
 from tokenloom.data.image_decoding import check_memory, decode_all
-from tokenloom.data.image_files import ENDINGS, PictureForm, Pixels, background_colour, pillow, refitted
+from tokenloom.data.image_files import ENDINGS, ImageFormat, Pixels, background_color, pillow, refitted
+from tokenloom.data.labeled import LABELS, LabelColumns, beginning_of_table, called, read_labeled
 from tokenloom.data.samples import Keys, fingerprint_of, generator_for
 from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, shown_path, walk
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, some
 
 PATHS = ("path", "file", "file_name", "filename", "image", "picture", "img", "image_path", "filepath", "photo")
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
@@ -36,7 +36,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class PictureData(DataSet):
+class ImageData(DataSet):
     """Pictures of one size and mode, in reading order.
 
     pixels: (n, C, H, W). ids: n names. labels: (n,), places in `classes`, −1 for none. classes: sorted; one whose
@@ -48,13 +48,13 @@ class PictureData(DataSet):
     ids: Sequence[str]
     labels: NDArray[np.int64]
     classes: list[str]
-    form: PictureForm
+    form: ImageFormat
     groups: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, places: NDArray[np.int64]) -> PictureData:
+    def part(self, places: NDArray[np.int64]) -> ImageData:
         """Those at some places."""
         chosen = places.tolist()
         return replace(
@@ -67,7 +67,7 @@ class PictureData(DataSet):
 
 
 @dataclass(frozen=True)
-class PictureSamples:
+class ImageSamples:
     """Pictures to be trained on or measured with; the key is the place. `take` gives (pixels, labels)."""
 
     pixels: Pixels
@@ -91,11 +91,11 @@ class PictureSamples:
 
 def of_arrays(
     pixels: Pixels, ids: Sequence[str], labels: NDArray[np.int64], classes: list[str], groups: Sequence[str] = ()
-) -> PictureData:
+) -> ImageData:
     """Pictures that are there as an array already, as a built-in set has them."""
     _, C, H, W = pixels.shape
-    form = PictureForm((H, W), "grey" if C == 1 else "colour")
-    return PictureData(pixels, ids, labels.astype(np.int64), classes, form, groups)
+    form = ImageFormat((H, W), "gray" if C == 1 else "color")
+    return ImageData(pixels, ids, labels.astype(np.int64), classes, form, groups)
 
 
 @dataclass
@@ -108,13 +108,13 @@ class _Found:
     notes: list[str] = field(default_factory=list)
 
 
-def read_pictures(
+def read_images(
     source: str,
-    form: PictureForm | None = None,
+    form: ImageFormat | None = None,
     *,
     columns: LabelColumns | None = None,
     skip_broken: bool | None = False,
-) -> PictureData:
+) -> ImageData:
     """Pictures from whatever `source` names.
 
     - a built-in data set that holds such;
@@ -122,17 +122,17 @@ def read_pictures(
     - a folder of pictures, which then have no class;
     - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` with a path and a label a row, the paths from where the table lies.
 
-    form: what is None in it is found: the size that all share, if they do and it is not large, and grey if none has
-    colour. skip_broken: leave out pictures that cannot be read instead of refusing all; None refuses, and
+    form: what is None in it is found: the size that all share, if they do and it is not large, and gray if none has
+    color. skip_broken: leave out pictures that cannot be read instead of refusing all; None refuses, and
     offers no option.
 
     Raises UserError, naming the files, for broken pictures, and where there are none.
     """
-    form = form or PictureForm()
+    form = form or ImageFormat()
     if source in recipes.names():
         if columns not in (None, LabelColumns()):
             raise UserError(f"{source} is a built-in data set: --column, --label and --header do not apply to it")
-        return _in_form(recipes.load_as(source, PictureData, "pictures"), form)
+        return _in_form(recipes.load_as(source, ImageData, "pictures"), form)
     path = Path(source)
     if not source or not os.path.lexists(path):
         raise UserError(no_such(source) if source else "the pictures have no name: give a folder or a table")
@@ -151,10 +151,10 @@ def read_pictures(
     return _decoded(found, form, name, skip_broken)
 
 
-def looks_like_pictures(source: str) -> str | None:
+def looks_like_images(source: str) -> str | None:
     """Why these data look like pictures, in a few words, or None. Looks at names, and at the beginning of a table."""
     if source in recipes.names():
-        return "pictures" if recipes.find(source).holds is PictureData else None
+        return "pictures" if recipes.find(source).holds is ImageData else None
     path = Path(source)
     text, titles = beginning_of_table(path)
     if called(PATHS, titles) and called(LABELS, titles) and any(ending in text.lower() for ending in ENDINGS):
@@ -208,7 +208,7 @@ def _folder(root: Path) -> _Found:
 
 def _table(path: Path, columns: LabelColumns) -> _Found:
     """A picture a row; a path that comes again with the same label counts once."""
-    data = read_labelled(str(path), columns=replace(columns, texts=PATHS))
+    data = read_labeled(str(path), columns=replace(columns, texts=PATHS))
     files: dict[tuple[str, str], tuple[str, Path, str | None]] = {}
     paths, repeats = set[str](), []
     for item in data.items:
@@ -225,9 +225,9 @@ def _table(path: Path, columns: LabelColumns) -> _Found:
     return _Found(list(files.values()), data.classes, list(data.skipped), notes)
 
 
-def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool | None) -> PictureData:
+def _decoded(found: _Found, form: ImageFormat, name: str, skip_broken: bool | None) -> ImageData:
     pillow()
-    background_colour(form.background)
+    background_color(form.background)
     read = decode_all([(id, path) for id, path, _ in found.files], form)
     if read.broken:
         listed = some((f"{id} ({reason})" for id, reason in read.broken), _SHOWN)
@@ -240,7 +240,7 @@ def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool | No
     files = [file for file in found.files if file[0] not in gone]
     number = {label: place for place, label in enumerate(found.classes)}
     labels = np.array([-1 if label is None else number[label] for _, _, label in files], dtype=np.int64)
-    return PictureData(
+    return ImageData(
         pixels=read.pixels,
         ids=[id for id, _, _ in files],
         labels=labels,
@@ -252,9 +252,9 @@ def _decoded(found: _Found, form: PictureForm, name: str, skip_broken: bool | No
     )
 
 
-def _in_form(data: PictureData, form: PictureForm) -> PictureData:
+def _in_form(data: ImageData, form: ImageFormat) -> ImageData:
     """A built-in set in the form that is asked for."""
-    background_colour(form.background)
+    background_color(form.background)
     settled = replace(form, size=form.size or data.form.size, mode=form.mode or data.form.mode)
     check_memory(len(data), settled)
     return replace(data, pixels=refitted(data.pixels, settled), form=settled)

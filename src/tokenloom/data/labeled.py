@@ -1,4 +1,4 @@
-"""Labelled texts: from a table or JSON lines with a text and a label column, a folder a class, or a built-in set.
+"""Labeled texts: from a table or JSON lines with a text and a label column, a folder a class, or a built-in set.
 
 Rows are counted as `tables.py` counts them. What cannot be used is named with its rows, never dropped silently.
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 from tokenloom.data import registry as recipes
 from tokenloom.data.documents import DataSet, Document, TextData
-from tokenloom.utils.names import counted, some
 from tokenloom.data.tables import RowSorter, json_any, json_lines, known_column, table_delimiter, table_records
 from tokenloom.data.text import (
     JSON_ENDINGS,
@@ -29,6 +28,7 @@ from tokenloom.data.text import (
 )
 from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newlines
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, some
 
 # Headers by which the columns are known.
 TEXTS = ("text", "sentence", "message", "review", "content", "comment", "tweet", "utterance", "body", "document")
@@ -38,7 +38,7 @@ _PEEK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class Labeled:
     """A text and its label, as it is written. `id` stays the same from one reading to the next.
 
     group: samples of one group (the speeches of a play) belong on one side of a split; "" for none.
@@ -51,10 +51,10 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class LabelledData(DataSet):
-    """Labelled texts in reading order; no text and no label is empty."""
+class LabeledData(DataSet):
+    """Labeled texts in reading order; no text and no label is empty."""
 
-    items: list[Labelled]
+    items: list[Labeled]
 
     @property
     def classes(self) -> list[str]:
@@ -64,8 +64,8 @@ class LabelledData(DataSet):
     def as_text(self) -> TextData:
         """The texts without their labels, a document each."""
         shared = {f.name: getattr(self, f.name) for f in fields(DataSet)}
-        if isinstance(self.holdout, tuple):
-            shared["holdout"] = tuple(item.id for item in self.items if item.group in self.holdout)
+        if isinstance(self.val_fraction, tuple):
+            shared["val_fraction"] = tuple(item.id for item in self.items if item.group in self.val_fraction)
         return TextData([Document(item.id, item.text) for item in self.items], True, **shared)
 
 
@@ -83,8 +83,8 @@ class LabelColumns:
     texts: tuple[str, ...] = TEXTS
 
 
-def read_labelled(source: str, *, columns: LabelColumns | None = None, encoding: str = "utf-8") -> LabelledData:
-    """Labelled texts from whatever `source` names.
+def read_labeled(source: str, *, columns: LabelColumns | None = None, encoding: str = "utf-8") -> LabeledData:
+    """Labeled texts from whatever `source` names.
 
     - a built-in data set that holds such;
     - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (also with `.gz`): one a row, see `LabelColumns`;
@@ -99,7 +99,7 @@ def read_labelled(source: str, *, columns: LabelColumns | None = None, encoding:
         return _built_in(source, columns)
     path = Path(source)
     if source == "-" or not source:
-        raise UserError("labelled texts are read from a file or a folder: give its name")
+        raise UserError("labeled texts are read from a file or a folder: give its name")
     if not os.path.lexists(path):
         raise UserError(no_such(source))
     if path.is_dir():
@@ -113,21 +113,21 @@ def read_labelled(source: str, *, columns: LabelColumns | None = None, encoding:
         raise UserError(f"{shown_path(source)}: {error}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {shown_path(source)}: {reason_of(error)}") from None
-    return LabelledData(items, name=name, notes=[f"{name}: {note}" for note in notes])
+    return LabeledData(items, name=name, notes=[f"{name}: {note}" for note in notes])
 
 
 def read_column(source: str, *, column: str | None, encoding: str = "utf-8") -> list[str]:
-    """Texts to be labelled: a column of a table or of JSON rows, or each line of a plain file that is not blank."""
+    """Texts to be labeled: a column of a table or of JSON rows, or each line of a plain file that is not blank."""
     if Path(source).is_file() and Path(source.removesuffix(".gz")).suffix.lower() in JSON_ENDINGS + TABLE_ENDINGS:
         return [document.text for document in read_text(source, encoding=encoding, column=column).documents]
     data = read_text(source, encoding=encoding, column=column)
     return [line for document in data.documents for line in document.text.split("\n") if line.strip()]
 
 
-def looks_labelled(source: str) -> str | None:
-    """Why these data look like labelled texts, in a few words, or None. Reads no more than the beginning."""
+def looks_labeled(source: str) -> str | None:
+    """Why these data look like labeled texts, in a few words, or None. Reads no more than the beginning."""
     if source in recipes.names():
-        return "labelled texts" if recipes.find(source).holds is LabelledData else None
+        return "labeled texts" if recipes.find(source).holds is LabeledData else None
     _, titles = beginning_of_table(Path(source))
     found = [called(names, titles) for names in (TEXTS, LABELS)]
     return "texts with a column of labels" if all(found) else None
@@ -164,10 +164,10 @@ def _json_titles(text: str) -> list[str]:
     return list(row) if isinstance(row, dict) and not text[:start].strip(" \t\r\n[") else []
 
 
-def _built_in(name: str, columns: LabelColumns) -> LabelledData:
+def _built_in(name: str, columns: LabelColumns) -> LabeledData:
     if columns != LabelColumns():
         raise UserError(f"{name} is a built-in data set: --column, --label and --header do not apply to it")
-    return recipes.load_as(name, LabelledData, "labelled texts")
+    return recipes.load_as(name, LabeledData, "labeled texts")
 
 
 def _text_of(path: Path, encoding: str) -> tuple[str, str]:
@@ -183,13 +183,13 @@ def _text_of(path: Path, encoding: str) -> tuple[str, str]:
     return text, ending
 
 
-def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabelledData:
+def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabeledData:
     """A sample a file; the label is the folder right below the root."""
     if columns.label is not None or columns.header is not None:
         raise UserError(f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label away")
     data = read_text(root, encoding=encoding, column=columns.text)
     outside = [document.id for document in data.documents if "/" not in document.id]
-    items = [Labelled(d.id, d.text, d.id.split("/")[0]) for d in data.documents if "/" in d.id]
+    items = [Labeled(d.id, d.text, d.id.split("/")[0]) for d in data.documents if "/" in d.id]
     if not items:
         raise UserError(
             f"{shown_path(str(root))}: no folder in it holds text; each class needs a folder of that name, with a file"
@@ -205,13 +205,13 @@ def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabelledData:
     )  # fmt: skip
     if empty:
         notes.append(f"no text in {counted(len(empty), 'class folder')}, which is no class then: {some(empty)}")
-    return LabelledData(items, name=data.name, notes=notes, skipped=data.skipped)
+    return LabeledData(items, name=data.name, notes=notes, skipped=data.skipped)
 
 
 # Rows.
 
 
-def _json(text: str, name: str, ending: str, columns: LabelColumns, notes: list[str]) -> list[Labelled]:
+def _json(text: str, name: str, ending: str, columns: LabelColumns, notes: list[str]) -> list[Labeled]:
     if columns.header is not None:
         raise Unreadable("the fields of JSON have names: leave --header away")
     text = fold_newlines(text)
@@ -230,7 +230,7 @@ def _fields(row: Any, chosen: tuple[str, str]) -> tuple[Any, Any]:
     return (row.get(chosen[0]), row.get(chosen[1])) if isinstance(row, dict) else (row, None)
 
 
-def _table(text: str, name: str, tabs: bool, columns: LabelColumns, notes: list[str]) -> list[Labelled]:
+def _table(text: str, name: str, tabs: bool, columns: LabelColumns, notes: list[str]) -> list[Labeled]:
     records = list(table_records(io.StringIO(text.rstrip("\r\n"), newline=""), table_delimiter(text, tabs)))
     titles = [cell.strip() for cell in records[0][1]]
     body = records[1:]
@@ -264,7 +264,7 @@ def _sorted(
     ragged: Sequence[int],
     notes: list[str],
     wide: int = 0,
-) -> list[Labelled]:
+) -> list[Labeled]:
     """Samples of the rows (number, text, label); the notes name those that are left out, and why."""
     sorter = RowSorter(name, text_column, "fold")
     for number in ragged:
@@ -281,7 +281,7 @@ def _sorted(
         for document in sorter.take(number, text):
             assert label is not None
             trimmed += isinstance(value, str) and value != label
-            items.append(Labelled(document.id, document.text, label))
+            items.append(Labeled(document.id, document.text, label))
     sorter.finish(notes)
     if trimmed:
         notes.append(f"white space around the labels of {counted(trimmed, 'row')} does not count")

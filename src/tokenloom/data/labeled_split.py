@@ -1,4 +1,4 @@
-"""What trains and what validates of labelled texts, and the report on both."""
+"""What trains and what validates of labeled texts, and the report on both."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tokenloom.data.labeled import Labelled, LabelledData
-from tokenloom.utils.names import counted, some
+from tokenloom.data.labeled import Labeled, LabeledData
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, some
 
 DEFAULT_FRACTION = 0.1
 _SHOWN = 5
@@ -18,31 +18,31 @@ _TOP_CLASSES = 20
 
 
 @dataclass(frozen=True)
-class LabelledSplit:
+class LabeledSplit:
     """The two parts, how they were told apart, and what was noticed doing so.
 
     The classes are those of the training part; a class number is a place in `classes`.
     """
 
-    training: LabelledData
-    validation: LabelledData
+    training: LabeledData
+    validation: LabeledData
     how: str
     notes: list[str] = field(default_factory=list)
 
     @property
     def classes(self) -> list[str]:
-        """The labels that are learnt, sorted."""
+        """The labels that are learned, sorted."""
         return self.training.classes
 
 
-def split_labelled(
-    data: LabelledData,
+def split_labeled(
+    data: LabeledData,
     fraction: float = DEFAULT_FRACTION,
     seed: int = 0,
     *,
-    validation: LabelledData | None = None,
-) -> LabelledSplit:
-    """Keep a part of labelled texts for validation, so that no text stands on both sides.
+    validation: LabeledData | None = None,
+) -> LabeledSplit:
+    """Keep a part of labeled texts for validation, so that no text stands on both sides.
 
     In this order: `validation`, data of their own; the groups that the data set itself holds out, with the default
     fraction and seed; else `fraction` of the texts of each class, one at least, in the order of a hash of (seed,
@@ -58,8 +58,8 @@ def split_labelled(
     _name_doubtful(data, notes)
     if validation is not None:
         parts = _given(data, _once(validation, notes), notes)
-    elif isinstance(data.holdout, tuple) and fraction == DEFAULT_FRACTION and seed == 0:
-        parts = _groups(data, data.holdout, notes)
+    elif isinstance(data.val_fraction, tuple) and fraction == DEFAULT_FRACTION and seed == 0:
+        parts = _groups(data, data.val_fraction, notes)
     else:
         parts = _stratified(data, fraction, seed, notes)
     if not parts.training.items:
@@ -68,7 +68,7 @@ def split_labelled(
         raise UserError(f"{data.name}: all samples to train on have the label {some(parts.classes)!r}: two are needed")
     if not parts.validation.items:
         raise UserError(
-            f"{data.name}: {counted(len(data.items), 'sample')} leave none to validate on (--holdout, --validation)"
+            f"{data.name}: {counted(len(data.items), 'sample')} leave none to validate on (--val-fraction, --validation)"
         )
     unseen = [item for item in parts.validation.items if item.label not in set(parts.classes)]
     for label, n in Counter(item.label for item in unseen).items():
@@ -78,9 +78,9 @@ def split_labelled(
     return parts
 
 
-def _once(data: LabelledData, notes: list[str]) -> LabelledData:
+def _once(data: LabeledData, notes: list[str]) -> LabeledData:
     """Each (text, label) at its first place."""
-    first: dict[tuple[str, str], Labelled] = {}
+    first: dict[tuple[str, str], Labeled] = {}
     repeats = []
     for item in data.items:
         if first.setdefault((item.text, item.label), item) is not item:
@@ -91,9 +91,9 @@ def _once(data: LabelledData, notes: list[str]) -> LabelledData:
     return replace(data, items=list(first.values()))
 
 
-def _name_doubtful(data: LabelledData, notes: list[str]) -> None:
+def _name_doubtful(data: LabeledData, notes: list[str]) -> None:
     """Note texts with several labels, and labels that differ in the case of letters alone."""
-    labels: defaultdict[str, list[Labelled]] = defaultdict(list)
+    labels: defaultdict[str, list[Labeled]] = defaultdict(list)
     for item in data.items:
         labels[item.text.strip()].append(item)
     doubtful = [items for items in labels.values() if len(items) > 1]
@@ -113,7 +113,7 @@ def _name_doubtful(data: LabelledData, notes: list[str]) -> None:
     ]
 
 
-def _given(data: LabelledData, validation: LabelledData, notes: list[str]) -> LabelledSplit:
+def _given(data: LabeledData, validation: LabeledData, notes: list[str]) -> LabeledSplit:
     held = {item.text.strip() for item in validation.items}
     shared = [item.id for item in data.items if item.text.strip() in held]
     if shared:
@@ -124,10 +124,10 @@ def _given(data: LabelledData, validation: LabelledData, notes: list[str]) -> La
     return _parts(data, data.items, validation.items, f"validation on {validation.name}, which was given", notes)
 
 
-def _groups(data: LabelledData, groups: tuple[str, ...], notes: list[str]) -> LabelledSplit:
+def _groups(data: LabeledData, groups: tuple[str, ...], notes: list[str]) -> LabeledSplit:
     held = {item.text.strip() for item in data.items if item.group in groups}
     validation = [item for item in data.items if item.group in groups]
-    # A text that also stands elsewhere is measured where it is held out, and not learnt.
+    # A text that also stands elsewhere is measured where it is held out, and not learned.
     shared = [item.id for item in data.items if item.group not in groups and item.text.strip() in held]
     if shared:
         notes.append(f"left out {counted(len(shared), 'training text')} that is held out too: {some(shared, _SHOWN)}")
@@ -135,7 +135,7 @@ def _groups(data: LabelledData, groups: tuple[str, ...], notes: list[str]) -> La
     return _parts(data, training, validation, f"held out by name: {some(groups, 8)}", notes)
 
 
-def _stratified(data: LabelledData, fraction: float, seed: int, notes: list[str]) -> LabelledSplit:
+def _stratified(data: LabeledData, fraction: float, seed: int, notes: list[str]) -> LabeledSplit:
     by_class: defaultdict[str, list[str]] = defaultdict(list)
     seen: set[str] = set()
     for item in data.items:
@@ -156,16 +156,16 @@ def _stratified(data: LabelledData, fraction: float, seed: int, notes: list[str]
 
 
 def _parts(
-    data: LabelledData, training: Sequence[Labelled], validation: Sequence[Labelled], how: str, notes: list[str]
-) -> LabelledSplit:
+    data: LabeledData, training: Sequence[Labeled], validation: Sequence[Labeled], how: str, notes: list[str]
+) -> LabeledSplit:
     # What was noticed while reading belongs to the whole, and is told once, with the training part.
     held = replace(data, items=list(validation), skipped=[], notes=[])
-    return LabelledSplit(replace(data, items=list(training)), held, how, notes)
+    return LabeledSplit(replace(data, items=list(training)), held, how, notes)
 
 
 @dataclass(frozen=True)
-class LabelledReport:
-    """What a person should know before training on labelled texts.
+class LabeledReport:
+    """What a person should know before training on labeled texts.
 
     counts: class → (training, validation); also those that only the validation part has. majority: the commonest
     label of the training part; majority_share: its share of the validation part. lengths: characters of the shortest,
@@ -173,7 +173,7 @@ class LabelledReport:
     """
 
     name: str
-    licence: str | None
+    license: str | None
     counts: dict[str, tuple[int, int]]
     majority: str
     majority_share: float
@@ -185,7 +185,7 @@ class LabelledReport:
     extra: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, split: LabelledSplit, extra: dict[str, str] | None = None) -> LabelledReport:
+    def of(cls, split: LabeledSplit, extra: dict[str, str] | None = None) -> LabeledReport:
         """The report on both parts of a split."""
         train, held = (Counter(item.label for item in part.items) for part in (split.training, split.validation))
         majority = min(train, key=lambda label: (-train[label], label))
@@ -194,7 +194,7 @@ class LabelledReport:
         longest = max(items, key=lambda item: len(item.text))
         return cls(
             name=split.training.name,
-            licence=split.training.licence,
+            license=split.training.license,
             counts={label: (train[label], held[label]) for label in sorted({*train, *held})},
             majority=majority,
             majority_share=held[majority] / sum(held.values()),
@@ -209,7 +209,7 @@ class LabelledReport:
     def lines(self) -> list[str]:
         """The report as plain lines, `label: what`, in the order in which a person wants them."""
         trained, held = (sum(pair[side] for pair in self.counts.values()) for side in (0, 1))
-        rows = [("data", self.name + (f" ({self.licence})" if self.licence else ""))]
+        rows = [("data", self.name + (f" ({self.license})" if self.license else ""))]
         rows.append(("samples", f"{counted(trained, 'text')} to train, {held:,} to validate"))
         rows.append(("split", self.how))
         ordered = sorted(self.counts.items(), key=lambda item: (-sum(item[1]), item[0]))

@@ -16,12 +16,12 @@ from typing import Any
 
 from tokenloom.data import registry as recipes
 from tokenloom.data.documents import DataSet, Document, TextData
-from tokenloom.utils.names import counted, did_you_mean, some
 from tokenloom.data.split import DEFAULT_FRACTION, whole_documents
 from tokenloom.data.tables import json_any, json_lines, table_delimiter, table_records
 from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, raw_of, reason_of, shown_path
 from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newlines
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, did_you_mean, some
 
 # Headers by which the two sides are known: a column of the first kind beside one of the second.
 SOURCES = ("source", "src", "input", "from", "question")
@@ -341,7 +341,7 @@ def pair_report(parts: PairSplit, extra: Mapping[str, str]) -> tuple[list[str], 
     """What a person should know before training: as lines `label: what`, and as plain values."""
     training, validation = parts.training, parts.validation
     every = [*training.pairs, *validation.pairs]
-    rows = [("data", training.name + (f" ({training.licence})" if training.licence else ""))]
+    rows = [("data", training.name + (f" ({training.license})" if training.license else ""))]
     rows += [("pairs", parts.how)]
     longest: dict[str, tuple[str, int]] = {}
     unseen: dict[str, list[str]] = {}
@@ -361,7 +361,7 @@ def pair_report(parts: PairSplit, extra: Mapping[str, str]) -> tuple[list[str], 
     width = max(12, *(len(label) + 2 for label, _ in rows))
     report = {
         "name": training.name,
-        "licence": training.licence,
+        "license": training.license,
         "training": len(training.pairs),
         "validation": len(validation.pairs),
         "how": parts.how,

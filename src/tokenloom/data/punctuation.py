@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 
-from tokenloom.data.documents import DataSet, TextData
-from tokenloom.utils.names import counted
 from tokenloom.data.conll import Sentence, TaggedData
+from tokenloom.data.documents import DataSet, TextData
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted
 
 MARKS = ",.;:?!"
 NONE, LOWER, CAPITAL = "none", "lower", "capital"
@@ -64,6 +64,6 @@ def punctuated(text: TextData) -> TaggedData:
     shared = {f.name: getattr(text, f.name) for f in fields(DataSet)}
     if empty:
         shared["notes"] = [*text.notes, f"left out {counted(empty, 'paragraph')} without a letter or digit"]
-    if shared["holdout"] == "tail":
-        shared["holdout"] = None
+    if shared["val_fraction"] == "tail":
+        shared["val_fraction"] = None
     return TaggedData(sentences, restorable=True, **shared)

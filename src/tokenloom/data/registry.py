@@ -1,6 +1,6 @@
 """Built-in data sets as recipes: none of them is shipped, each can be had, checked and used offline afterwards.
 
-A recipe is a name, a licence, ways to get its files, and a loader. Every module of `tokenloom.data.sets` lists its
+A recipe is a name, a license, ways to get its files, and a loader. Every module of `tokenloom.data.sets` lists its
 own in `RECIPES`, so a new data set is one new file there.
 """
 
@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 
 from tokenloom.data.documents import DataSet, Holdout, TextData
 from tokenloom.data.download import FetchError, Source, cached, fetch, file_sha256, store
-from tokenloom.utils.names import did_you_mean
 from tokenloom.errors import UserError
+from tokenloom.utils.names import did_you_mean
 
 Held = TypeVar("Held", bound=DataSet)
 Tell = Callable[[str], None]
@@ -36,10 +36,10 @@ class Recipe:
 
     name: str
     what: str
-    licence: str
+    license: str
     loader: Callable[[Sequence[Path]], DataSet]
     ways: tuple[tuple[Source, ...], ...] = ()
-    holdout: Holdout = None
+    val_fraction: Holdout = None
     holds: type[DataSet] = TextData
 
     @property
@@ -50,11 +50,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeStatus:
-    """A line of the catalogue. `size` is that of the files to fetch, in bytes; None where nothing is fetched."""
+    """A line of the catalog. `size` is that of the files to fetch, in bytes; None where nothing is fetched."""
 
     name: str
     what: str
-    licence: str
+    license: str
     cached: bool
     size: int | None
     origin: str
@@ -94,7 +94,7 @@ def find(name: str) -> Recipe:
     return _recipes()[name]
 
 
-def catalogue() -> list[RecipeStatus]:
+def catalog() -> list[RecipeStatus]:
     """All built-in data sets, whether they are in the cache, and how large they are. Hashes nothing."""
     return [_status(recipe) for recipe in _recipes().values()]
 
@@ -105,7 +105,7 @@ def _status(recipe: Recipe) -> RecipeStatus:
     return RecipeStatus(
         name=recipe.name,
         what=recipe.what,
-        licence=recipe.licence,
+        license=recipe.license,
         cached=recipe.offline or here is not None,
         size=sum(source.size for source in way) if way else None,
         origin=" + ".join(source.origin for source in way) or "comes with Python",
@@ -227,7 +227,9 @@ def load_data(name: str, progress: bool = True) -> DataSet:
     data = recipe.loader(_files(recipe, progress, notes.append))
     if os.path.lexists(name):
         notes.append(f"{name!r} is the built-in data set; the file or folder of that name is ./{name}")
-    return replace(data, name=recipe.name, licence=recipe.licence, holdout=recipe.holdout, notes=[*notes, *data.notes])
+    return replace(
+        data, name=recipe.name, license=recipe.license, val_fraction=recipe.val_fraction, notes=[*notes, *data.notes]
+    )
 
 
 def load_as(name: str, kind: type[Held], what: str) -> Held:

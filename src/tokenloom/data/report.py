@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from tokenloom.data.documents import TextData
-from tokenloom.utils.names import counted, some
 from tokenloom.data.split import Split
+from tokenloom.utils.names import counted, some
 
 _TOP_REASONS = 5
 _TOP_NOTES = 20
@@ -39,7 +39,7 @@ class TextReport:
     """
 
     name: str
-    licence: str | None
+    license: str | None
     training: Part
     validation: Part
     distinct_characters: int
@@ -68,7 +68,7 @@ class TextReport:
         held = _counts(split.validation)
         return cls(
             name=split.training.name,
-            licence=split.training.licence,
+            license=split.training.license,
             training=Part.of(split.training),
             validation=Part.of(split.validation),
             distinct_characters=len(known | set(held)),
@@ -84,7 +84,7 @@ class TextReport:
 
     def lines(self) -> list[str]:
         """The report as plain lines, `label: what`, in the order in which a person wants them."""
-        rows = [("data", self.name + (f" ({self.licence})" if self.licence else ""))]
+        rows = [("data", self.name + (f" ({self.license})" if self.license else ""))]
         rows += [("training", _part(self.training)), ("validation", _part(self.validation)), ("split", self.how)]
         rows.append(("characters", f"{self.distinct_characters:,} different ones"))
         if self.unseen:

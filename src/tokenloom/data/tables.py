@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from tokenloom.data.documents import Document
-from tokenloom.utils.names import counted, did_you_mean, some
 from tokenloom.data.unicode import Newlines, Unreadable, fold_newlines
+from tokenloom.utils.names import counted, did_you_mean, some
 
 _DELIMITERS = (",", ";", "\t")
 _NO_DELIMITER = "\x1f"  # A control character that text does not hold: a table of one column.

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tokenloom.data import registry as recipes
 from tokenloom.data.documents import Document, TextData
-from tokenloom.utils.names import counted, did_you_mean, some
 from tokenloom.data.tables import read_json, read_table
 from tokenloom.data.unicode import (
     Newlines,
@@ -22,6 +21,7 @@ from tokenloom.data.unicode import (
     fold_newlines,
 )
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, did_you_mean, some
 
 __all__ = ["Document", "TextData", "read_text"]
 

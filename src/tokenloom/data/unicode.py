@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from encodings.aliases import aliases
 from typing import Literal
 
-from tokenloom.utils.names import did_you_mean
 from tokenloom.errors import UserError
+from tokenloom.utils.names import did_you_mean
 
 Newlines = Literal["fold", "keep"]
 
@@ -31,9 +31,9 @@ def check_encoding(encoding: str) -> str:
     try:
         name = codecs.lookup(encoding).name
     except (LookupError, ValueError):
-        spelt = encoding.replace("_", "-")
+        spelled = encoding.replace("_", "-")
         every = sorted({alias.replace("_", "-") for pair in aliases.items() for alias in pair})
-        hint = did_you_mean(spelt, _COMMON) or did_you_mean(spelt, every)
+        hint = did_you_mean(spelled, _COMMON) or did_you_mean(spelled, every)
         raise UserError(f"unknown encoding {encoding!r}{hint} (--encoding takes {_SUCH_AS})") from None
     try:
         b"a".decode(encoding)

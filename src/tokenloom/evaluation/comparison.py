@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.utils.names import with_article
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Measured, Task
+from tokenloom.tasks.base import PerSampleLoss, Task
+from tokenloom.utils.names import with_article
 
 RESAMPLES = 4000
 # So many numbers of a resampling are held at a time.
@@ -41,7 +41,9 @@ class Paired:
     wins: float
 
 
-def paired_bootstrap(a: Measured, b: Measured, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
+def paired_bootstrap(
+    a: PerSampleLoss, b: PerSampleLoss, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float, float]:
     """low, high and wins of `Paired`: n samples are drawn with replacement, the same for both, again and again."""
     tables = np.stack([part.numpy().astype(np.float64) for part in (a.sums, a.counts, b.sums, b.counts)], axis=1)
     n, random = len(tables), generator_for(seed)
@@ -82,7 +84,7 @@ def compare(runs: Sequence[tuple[str, Task]], context: str | None = None) -> lis
     return [_pair(names[i], names[j], measured[i], measured[j]) for i, j in itertools.combinations(range(len(runs)), 2)]
 
 
-def _pair(name_a: str, name_b: str, a: Measured, b: Measured) -> Paired:
+def _pair(name_a: str, name_b: str, a: PerSampleLoss, b: PerSampleLoss) -> Paired:
     low, high, wins = paired_bootstrap(a, b)
     if not math.isfinite(a.value - b.value):
         raise UserError(f"{name_a} and {name_b}: nothing in their validation data counts")

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from tokenloom.data.samples import Run
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Measured
-from tokenloom.training.losses import Term, Totals
+from tokenloom.tasks.base import PerSampleLoss
+from tokenloom.training.losses import LossTerm, MetricSum
 from tokenloom.training.settings import option
 
 RUNNING = "running"
 BITS_PER_BYTE = "bits per byte"
-# Bytes of a block of text that runs are compared on: several hundred tokens, so that neighbours tell little of it.
+# Bytes of a block of text that runs are compared on: several hundred tokens, so that neighbors tell little of it.
 BLOCK = 512
 
 
@@ -59,7 +59,7 @@ def window_in_words(window: float) -> str:
     return "with running context" if math.isinf(window) else f"in separate windows of {int(window):,}"
 
 
-def metrics_of(totals: dict[str, Totals], window: float) -> dict[str, float]:
+def metrics_of(totals: dict[str, MetricSum], window: float) -> dict[str, float]:
     """What a text costs: nats, bits, perplexity a token; bits per byte. window: the protocol, infinite when running."""
     loss, size = totals["loss"], totals["bytes"].total
     nats = loss.value
@@ -83,7 +83,7 @@ def lines_of(metrics: dict[str, float]) -> list[str]:
     m = metrics
     per_byte = f"{m['bits_per_byte']:.4f}"
     if m.get("unknown"):
-        per_byte = f"none, since {m['unknown']:.1%} of the words are unknown to the tokeniser"
+        per_byte = f"none, since {m['unknown']:.1%} of the words are unknown to the tokenizer"
     either_way = "" if math.isnan(m["interval"]) else f" ± {m['interval']:.4f}"
     return [
         f"loss:          {m['loss']:.4f}{either_way} nats a token{' (95 % interval)' if either_way else ''}",
@@ -104,17 +104,17 @@ def documents_of(ids: NDArray[Any] | Run, border: int | None) -> Iterator[NDArra
         yield whole[first : last + 1]
 
 
-def totals_of(values: torch.Tensor, block: int) -> Totals:
+def totals_of(values: torch.Tensor, block: int) -> MetricSum:
     """Values of single tokens as sums over blocks of so many, for an interval."""
     block_of = torch.arange(len(values)) // block
     sums = block_of.bincount(weights=values.double())
     counts = block_of.bincount()
-    totals = Totals()
-    totals.update(Term(sums, counts))
+    totals = MetricSum()
+    totals.update(LossTerm(sums, counts))
     return totals
 
 
-def blocks(nats: torch.Tensor, sizes: torch.Tensor, content: str) -> Measured:
+def blocks(nats: torch.Tensor, sizes: torch.Tensor, content: str) -> PerSampleLoss:
     """Nats of single tokens as bits in blocks of `BLOCK` bytes; a token belongs to the block in which it begins.
 
     nats: (N − 1,) of all tokens but the first, which is given and costs nothing. sizes: (N,) bytes of each token.
@@ -123,4 +123,4 @@ def blocks(nats: torch.Tensor, sizes: torch.Tensor, content: str) -> Measured:
     block_of = ((ends - sizes) // BLOCK)[1:]
     number = int(-(-ends[-1] // BLOCK))
     bits = block_of.bincount(weights=nats.double() / math.log(2), minlength=number)
-    return Measured(bits, block_of.bincount(weights=sizes[1:].double(), minlength=number), BITS_PER_BYTE, content)
+    return PerSampleLoss(bits, block_of.bincount(weights=sizes[1:].double(), minlength=number), BITS_PER_BYTE, content)

@@ -1,4 +1,4 @@
-"""Labelling words: windows over long sentences, counts for precision and recall, and spans of labels."""
+"""Labeling words: windows over long sentences, counts for precision and recall, and spans of labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenloom.models.batch import IGNORE
 
 
 @dataclass(frozen=True)
-class Window:
+class TokenWindow:
     """Words start … stop − 1 are read together; those from `first` to `last` − 1 get their label here."""
 
     start: int
@@ -23,13 +23,13 @@ class Window:
     last: int
 
 
-def windows(lengths: Sequence[int], room: int) -> list[Window]:
+def windows(lengths: Sequence[int], room: int) -> list[TokenWindow]:
     """Cut a sentence whose words have so many pieces into windows of at most `room` pieces.
 
-    Neighbours overlap by up to a quarter of the room; each word is labelled in one window, that in which it stands
+    Neighbors overlap by up to a quarter of the room; each word is labeled in one window, that in which it stands
     farther from the end. A word alone may not be longer than the room.
     """
-    found: list[Window] = []
+    found: list[TokenWindow] = []
     start = first = 0
     while True:
         stop, used = start, 0
@@ -38,12 +38,12 @@ def windows(lengths: Sequence[int], room: int) -> list[Window]:
         if stop == start:
             raise ValueError(f"word {start} has {lengths[start]} pieces, and there is room for {room}")
         if stop == len(lengths):
-            return [*found, Window(start, stop, first, stop)]
+            return [*found, TokenWindow(start, stop, first, stop)]
         after, overlap = stop, 0
         while after > start + 1 and overlap + lengths[after - 1] <= room // 4:
             after, overlap = after - 1, overlap + lengths[after - 1]
         border = (after + stop + 1) // 2
-        found.append(Window(start, stop, first, border))
+        found.append(TokenWindow(start, stop, first, border))
         start, first = after, border
 
 
@@ -109,8 +109,8 @@ def span_counts(truth: Tensor, predicted: Tensor, labels: Sequence[str]) -> tupl
 Encoded = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-def encoded_window(words: Sequence[NDArray[np.int64]], labels: Sequence[int] | None, window: Window) -> Encoded:
-    """The pieces of a window's words, and their targets: the label at the first piece of each word labelled here."""
+def encoded_window(words: Sequence[NDArray[np.int64]], labels: Sequence[int] | None, window: TokenWindow) -> Encoded:
+    """The pieces of a window's words, and their targets: the label at the first piece of each word labeled here."""
     pieces = words[window.start : window.stop]
     targets = np.full(sum(map(len, pieces)), IGNORE, np.int64)
     firsts = np.cumsum([0, *map(len, pieces)])[:-1]

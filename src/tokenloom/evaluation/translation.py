@@ -16,7 +16,7 @@ def corpus_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, 
     except ImportError:
         return {}
     one = [list(references)]
-    # What it says of texts that look tokenised is about other people's data.
+    # What it says of texts that look tokenized is about other people's data.
     return {
         "bleu": float(BLEU(force=True).corpus_score(list(texts), one).score),
         "chrf": float(CHRF().corpus_score(list(texts), one).score),

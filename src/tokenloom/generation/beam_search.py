@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenloom.errors import UserError
 from tokenloom.generation.prefill import IDS, check_budget, check_prompts, prefill, require_finite
 from tokenloom.generation.sampling import top_k_mask, widen
-from tokenloom.errors import UserError
 from tokenloom.models.protocols import StepModel, feed_device
 
 
@@ -37,7 +37,7 @@ class Hypothesis:
 class BeamOptions:
     """width: how many beginnings are kept. end: ids that close a hypothesis. n_best: how many to return.
 
-    alpha: how much of the length is divided out of a score; 0 compares probabilities, which favours short
+    alpha: how much of the length is divided out of a score; 0 compares probabilities, which favors short
     texts, 1 compares averages a token. The power is that of Wu et al. (2016), section 7, without their offset of 5.
     """
 
@@ -57,7 +57,7 @@ class BeamOptions:
                 f" ask for 1 to {self.width}, or widen the beam (--beam)"
             )
         if not 0 <= self.alpha <= 10:
-            raise UserError(f"length normalisation {self.alpha} must lie between 0 and 10 (--alpha)")
+            raise UserError(f"length normalization {self.alpha} must lie between 0 and 10 (--alpha)")
 
     def score(self, log_prob: float, length: int) -> float:
         """log_prob / length^alpha."""

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenloom.errors import UserError
 from tokenloom.generation.prefill import check_budget, check_prompts, prefill
 from tokenloom.generation.sampling import NonFiniteLogits, Sampling, Uniforms
 from tokenloom.generation.streaming import TextStreamer, TokenStream, check_stops
-from tokenloom.errors import UserError
 from tokenloom.models.protocols import State, StepModel, feed_device
 
 Reason = Literal["end", "length", "stop"]
@@ -230,10 +230,10 @@ class _Batch:
         self.log_probs, self.state = prefill(model, [prompts[number] for number in used], used)
         self._spread([used.index(sample.number) for sample in active])
         self.seen: Tensor | None = None
-        if any(sample.request.sampling.penalises for sample in active):
-            self.seen = torch.zeros(len(active), model.vocab, dtype=torch.bool)
+        if any(sample.request.sampling.penalizes for sample in active):
+            self.seen = torch.zeros(len(active), model.vocab_size, dtype=torch.bool)
             for row, sample in enumerate(active):
-                known = [token for token in set(prompts[sample.number]) if token < model.vocab]
+                known = [token for token in set(prompts[sample.number]) if token < model.vocab_size]
                 self.seen[row, known] = True
             self.seen = self.seen.to(self.device)
         self.tokens: Tensor
@@ -247,7 +247,7 @@ class _Batch:
         each = len(owners) // prompts
         rows = torch.tensor(owners, device=self.device)
         even = owners == [prompt for prompt in range(prompts) for _ in range(each)]
-        self.state = self.state.fork(each) if even else self.state.select(rows)
+        self.state = self.state.repeat(each) if even else self.state.select(rows)
         self.log_probs = self.log_probs[rows]
 
     def _group(self, active: Sequence[_Sample]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tokenloom.generation.sampling import NonFiniteLogits
 from tokenloom.errors import UserError
+from tokenloom.generation.sampling import NonFiniteLogits
 from tokenloom.models.protocols import State, StepModel, feed_device
 
 IDS = Sequence[int]

@@ -121,7 +121,7 @@ def _slack(scores: Tensor) -> float:
     return 8 * torch.finfo(scores.dtype).eps
 
 
-def penalise_repetition(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalize_repetition(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Divide the odds of every token seen before by the penalty: p(i) ∝ p(i) / penalty, that is, score − ln(penalty).
 
     scores (B, vocab); seen (B, vocab) bool, so that a token pays once, however often it came; penalty >= 1.
@@ -141,7 +141,7 @@ def penalise_repetition(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
 def pick(scores: Tensor, uniforms: Sequence[float]) -> Tensor:
     """The token at which the running sum of probabilities passes u: inverse transform sampling.
 
-    scores (B, vocab), need not be normalised; one u in [0, 1) a row. Returns ids (B,), −1 for a row that has NaN,
+    scores (B, vocab), need not be normalized; one u in [0, 1) a row. Returns ids (B,), −1 for a row that has NaN,
     plus infinity or nothing but minus infinity. A token of probability zero is never picked, for no u: the sum runs
     in float64 (float32 where a device has no more), and its rounding can not let a zero in.
     """
@@ -279,7 +279,7 @@ class Sampling:
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
     @property
-    def penalises(self) -> bool:
+    def penalizes(self) -> bool:
         """Whether the choice depends on the tokens seen before."""
         return self.repetition_penalty != 1
 
@@ -290,11 +290,11 @@ class Sampling:
         return bool(self.top_k) or not whole or bool(self.min_p)
 
     def filtered(self, log_probs: Tensor, seen: Tensor | None = None) -> Tensor:
-        """The scores (B, vocab) after all rules but not normalised again; the tensor itself when no rule applies."""
-        if self.penalises:
+        """The scores (B, vocab) after all rules but not normalized again; the tensor itself when no rule applies."""
+        if self.penalizes:
             if seen is None:
                 raise ValueError("a repetition penalty needs the tokens seen so far")
-            log_probs = penalise_repetition(log_probs, seen, self.repetition_penalty)
+            log_probs = penalize_repetition(log_probs, seen, self.repetition_penalty)
         scores = apply_temperature(log_probs, self.temperature)
         return keep_min_p(keep_top_p(keep_top_k(scores, self.top_k), self.top_p), self.min_p)
 
@@ -312,10 +312,10 @@ class Sampling:
         the numbers go to the host anyway, and this costs no further wait for the device.
         """
         log_probs = widen(log_probs).detach()
-        if self.is_greedy and not self.penalises:
+        if self.is_greedy and not self.penalizes:
             best, ids = log_probs.max(-1)
             return ids.tolist(), best.tolist()
-        if log_probs.device.type == "cpu" and not (self.is_greedy or self.penalises or self._rules):
+        if log_probs.device.type == "cpu" and not (self.is_greedy or self.penalizes or self._rules):
             # The temperature alone: all of it in NumPy.
             array = log_probs.numpy()
             return _values_of(array, *_pick_in_order(array, uniforms_of(generators), self.temperature))

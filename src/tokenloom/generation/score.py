@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenloom.errors import UserError
 from tokenloom.generation.prefill import IDS, check_prompt, pad
 from tokenloom.generation.sampling import NonFiniteLogits
-from tokenloom.errors import UserError
 from tokenloom.models.protocols import StepModel, feed_device
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tokenloom.plotting.overlay import draw_overlays
-from tokenloom.plotting.style import place_of
 from tokenloom.errors import UserError
 from tokenloom.models.vision import VisionTransformer
-from tokenloom.nn.hooks import Taps
-from tokenloom.tasks.base import Show
+from tokenloom.nn.hooks import Hooks
+from tokenloom.plotting.overlay import draw_overlays
+from tokenloom.plotting.style import place_of
 from tokenloom.tasks._image_settings import LookOptions
+from tokenloom.tasks.base import Show
 
 if TYPE_CHECKING:
     from tokenloom.tasks.image_classification import ImageClassification
@@ -55,9 +55,9 @@ def look_at(task: ImageClassification, options: LookOptions, show: Show) -> dict
         raise UserError(f"--layer {layer}: the model has layers 1 to {layers}")
     out = place_of(options.out or f"{Path(options.file).stem}-look.png")
     pixels = task.pixels_of([options.file])
-    taps = Taps("layers.*.pattern")
-    probabilities = task.logits(pixels, taps)[0].double().softmax(-1)
-    patterns = [taps.values[f"layers.{number}.pattern"] for number in range(layers)]
+    hooks = Hooks("layers.*.pattern")
+    probabilities = task.logits(pixels, hooks)[0].double().softmax(-1)
+    patterns = [hooks.values[f"layers.{number}.pattern"] for number in range(layers)]
     grid = model.config.grid
     heads = _read(patterns[layer - 1][0], model.config.read).reshape(-1, *grid)
     rolled = _read(rollout(patterns)[0], model.config.read).reshape(grid)

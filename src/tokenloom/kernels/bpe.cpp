@@ -139,7 +139,7 @@ struct Encoder {
         return true;
     }
 
-    // Merge `symbols`: always the pair that was learnt first, of equal ones the leftmost. Returns how many are left.
+    // Merge `symbols`: always the pair that was learned first, of equal ones the leftmost. Returns how many are left.
     size_t merge() {
         const int32_t n = symbols.size();
         next.resize(n);

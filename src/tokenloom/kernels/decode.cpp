@@ -10,7 +10,7 @@
 constexpr int PANEL = 16, NV = PANEL / W, ROWS = 6;
 
 struct Model {
-    int32_t layers, D, H, Hk, Dh, hidden, vocab, capacity, centred, head_norm, activation;
+    int32_t layers, D, H, Hk, Dh, hidden, vocab, capacity, centerd, head_norm, activation;
     float eps, head_eps;
     const float *table, *added, *cos, *sin, *weights;
 };
@@ -67,9 +67,9 @@ static float dot(const float* a, const float* b, int n) {
 }
 
 // y = (x - mean) / sqrt(variance + eps), or without the mean.
-static void normalise(const float* x, float* y, int n, float eps, bool centred) {
+static void normalize(const float* x, float* y, int n, float eps, bool centerd) {
     float total = 0;
-    for (int i = 0; centred && i < n; ++i) total += x[i];
+    for (int i = 0; centerd && i < n; ++i) total += x[i];
     for (int i = 0; i < n; ++i) y[i] = x[i] - total / n;
     const float by = 1 / std::sqrt(dot(y, y, n) / n + eps);
     for (int i = 0; i < n; ++i) y[i] *= by;
@@ -109,10 +109,10 @@ static void attend(const float* q, const float* K, const float* V, int n, int Dh
     }
 }
 
-// Queries and keys x (heads, Dh) at place n: normalised, scaled, turned.
+// Queries and keys x (heads, Dh) at place n: normalized, scaled, turned.
 static void place_heads(const Model* m, float* x, int64_t n, const float* scales) {
     for (int h = 0, Dh = m->Dh, half = Dh / 2; h < m->H + m->Hk; ++h, x += Dh, scales += Dh) {
-        if (m->head_norm) normalise(x, x, Dh, m->head_eps, false);
+        if (m->head_norm) normalize(x, x, Dh, m->head_eps, false);
         for (int i = 0; i < Dh; ++i) x[i] *= scales[i];
         for (int i = 0; m->cos && i < half; ++i) {
             const float a = x[i], b = x[i + half], *cos = m->cos + n * Dh + i, *sin = m->sin + n * Dh + i;
@@ -134,7 +134,7 @@ EXPORT int decode(
         if (ids[r] < 0 || ids[r] >= m->vocab) return 1;
         for (int i = 0; i < D; ++i) X[r * lx + i] = m->table[ids[r] * D + i] + (m->added ? m->added[places[r] * D + i] : 0);
     }
-    auto norm = [&] { for (int r = 0; r < rows; ++r) normalise(X + r * lx, N + r * lx, D, m->eps, m->centred); };
+    auto norm = [&] { for (int r = 0; r < rows; ++r) normalize(X + r * lx, N + r * lx, D, m->eps, m->centerd); };
     const float* at = m->weights;
     const size_t one = (size_t)m->capacity * Dh;
     for (int l = 0; l < m->layers; ++l) {

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenloom.kernels import loader
-from tokenloom.kernels import threads
+from tokenloom.kernels import loader, threads
 
 # Attention of longer windows and of wider heads is left to torch's fused kernel, which has less to lose there.
 LONGEST, WIDTHS = 256, (8, 16, 24, 32)

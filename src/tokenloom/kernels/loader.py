@@ -8,7 +8,7 @@ processes may come at once. Nothing here raises: `library` gives None, and `reas
     if lib is not None:
         lib.gelu_forward(...)
 
-TOKENLOOM_NATIVE=0 switches everything native off, and `switched_off()` does so for a block of code.
+TOKENLOOM_NATIVE=0 switches everything native off, and `disabled()` does so for a block of code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _No(Exception):
 
 
 @contextmanager
-def switched_off() -> Iterator[None]:
+def disabled() -> Iterator[None]:
     """Inside, `library` gives None: for what must be computed as it is everywhere, compiler or none."""
     token = _off.set(True)
     try:
@@ -177,8 +177,8 @@ def _compile(source: Path, compiler: str, target: Path) -> None:
                 break
         else:
             lines = done.stderr.decode("utf-8", "replace").splitlines()
-            telling = [line for line in lines if "error" in line] or lines or [f"exit code {done.returncode}"]
-            raise _No(f"{compiler} gave up: {telling[0].strip()}")
+            messages = [line for line in lines if "error" in line] or lines or [f"exit code {done.returncode}"]
+            raise _No(f"{compiler} gave up: {messages[0].strip()}")
         beside.chmod(0o644)  # A cache may be shared: others may read.
         with beside.open("r+b") as file:
             # Its own hash behind it, which loaders of libraries overlook.

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment
 from tokenloom.nn.attention import MultiHeadAttention, attention, attention_weights
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.hooks import Taps
+from tokenloom.plotting.svg import Line, Panel, Picture
 
 
 def gap(a: Tensor, b: Tensor) -> float:
@@ -25,7 +25,7 @@ def gap(a: Tensor, b: Tensor) -> float:
     asked="What does attention do when it has no parameters at all?",
     protocol="Weights = row softmax of X Xᵀ, X 5 × 4 standard normal.",
     explanation="Each row of weights is positive and sums to one, so each output lies inside the convex hull of the "
-    "inputs. Tokens that resemble each other are averaged; nothing is learnt.",
+    "inputs. Tokens that resemble each other are averaged; nothing is learned.",
 )
 def simple(bench: Bench) -> Outcome:
     """1.1."""
@@ -105,7 +105,7 @@ def variance(bench: Bench) -> Outcome:
     asked="What does an unscaled score do to the softmax?",
     protocol="One query, then ten keys ~ N(0, 1), G(2), D_k = 4, 64, 512; largest weight, norm of the Jacobian.",
     explanation="Wide vectors make some score far larger than the others; the softmax then puts all weight on one key "
-    "and its derivative vanishes, so nothing is learnt. With scaling the Jacobian keeps its size.",
+    "and its derivative vanishes, so nothing is learned. With scaling the Jacobian keeps its size.",
     seed=2,
 )
 def saturation(bench: Bench) -> Outcome:
@@ -153,15 +153,15 @@ def framework(bench: Bench) -> Outcome:
     with torch.no_grad():
         theirs.in_proj_weight.copy_(torch.cat([ours.W_q.weight, ours.W_k.weight, ours.W_v.weight]))
         theirs.out_proj.weight.copy_(ours.W_o.weight)
-        X, taps = torch.randn(2, 7, 16), Taps("pattern")
-        Y = ours(X, taps=taps)
+        X, hooks = torch.randn(2, 7, 16), Hooks("pattern")
+        Y = ours(X, hooks=hooks)
         expected, weights = theirs(X, X, X, need_weights=True, average_attn_weights=False)
         fused = ours(X)
     return Outcome(
         [
             at_most("outputs", 1e-6, gap(Y, expected), "equal"),
             at_most("outputs, fused road", 1e-6, gap(fused, expected), "equal"),
-            at_most("weights of each head", 1e-6, gap(taps.values["pattern"], weights), "equal"),
+            at_most("weights of each head", 1e-6, gap(hooks.values["pattern"], weights), "equal"),
         ]
     )
 
@@ -218,12 +218,12 @@ def permutation(bench: Bench) -> Outcome:
 def rank(bench: Bench) -> Outcome:
     """1.12b."""
     torch.manual_seed(bench.seed)
-    layer, X, taps = MultiHeadAttention(16, 4).double(), torch.randn(1, 3, 16).double(), Taps("pattern")
-    layer(X, taps=taps)
+    layer, X, hooks = MultiHeadAttention(16, 4).double(), torch.randn(1, 3, 16).double(), Hooks("pattern")
+    layer(X, hooks=hooks)
     W_v, W_o = layer.W_v.weight.detach().T, layer.W_o.weight.detach().T
     values = torch.linalg.svdvals(W_v[:, :4] @ W_o[:4])
     rows = X[0] @ W_v[:, :4] @ W_o[:4]
-    Y = taps.values["pattern"][0, 0].detach() @ rows
+    Y = hooks.values["pattern"][0, 0].detach() @ rows
     basis = torch.linalg.qr(rows.T).Q
     residual = (Y - Y @ basis @ basis.T).norm(dim=1).max().item()
     count = float((values > 1e-10 * values[0]).sum())

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, between, experiment, shown
 from tokenloom.nn.attention import attention, explicit_attention
 from tokenloom.nn.parts import MLP
+from tokenloom.plotting.svg import Line, Picture
 
 D = 64
 LENGTHS, QUICK_LENGTHS = (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048)

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import torch
 
-from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between, exact, experiment
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.initialization import constant, framework_linear, initialise, normal_by_inputs
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import constant, framework_linear, initialize, normal_by_inputs
 from tokenloom.nn.parts import MLP
 from tokenloom.nn.positions import Sinusoidal
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
+from tokenloom.plotting.svg import Line, Panel, Picture
 
 LAYER_TABLE = [
     ("*.W_[qkvo].weight", normal_by_inputs()),
@@ -43,11 +43,11 @@ def norms(bench: Bench) -> Outcome:
             for _ in range(12)
         ]
         stack, g = Transformer(layers), bench.generator()
-        initialise(stack, LAYER_TABLE, g)
-        X, taps = torch.randn(8, 20, 32, generator=g), Taps("layers.*.resid_post")
+        initialize(stack, LAYER_TABLE, g)
+        X, hooks = torch.randn(8, 20, 32, generator=g), Hooks("layers.*.resid_post")
         with torch.no_grad():
-            stack(X, taps=taps)
-        found = [Y.norm(dim=-1).mean().item() for Y in taps.values.values()]
+            stack(X, hooks=hooks)
+        found = [Y.norm(dim=-1).mean().item() for Y in hooks.values.values()]
         lines.append(Line(name, list(range(1, 13)), found))
         if bench.own_seed or not pre_norm:
             measures.append(exact(name, published, " ".join(f"{value:.2f}" for value in found)))
@@ -62,7 +62,7 @@ def norms(bench: Bench) -> Outcome:
     "Sinusoidal encoding",
     asked="Does every position get a vector of its own?",
     protocol="2,000 positions, D = 32, base 10,000: sin(w_j n) and cos(w_j n) in turn, w_j = base^(−2j/D).",
-    explanation="Pairs of features turn like the hands of clocks, the fast ones tell neighbours apart and the slow "
+    explanation="Pairs of features turn like the hands of clocks, the fast ones tell neighbors apart and the slow "
     "ones tell where in the text. All values stay within −1 … 1, however long the text.",
 )
 def sinusoidal(bench: Bench) -> Outcome:
@@ -166,9 +166,9 @@ def sparse(bench: Bench) -> Outcome:
 
     torch.manual_seed(bench.seed)
     N, D, H = 6, 8, 2
-    layer, X, taps = MultiHeadAttention(D, H).double(), torch.randn(1, N, D).double(), Taps("pattern")
-    Y = layer(X, mask=Causal(), taps=taps).detach()
-    A = taps.values["pattern"][0].detach()
+    layer, X, hooks = MultiHeadAttention(D, H).double(), torch.randn(1, N, D).double(), Hooks("pattern")
+    Y = layer(X, mask=Causal(), hooks=hooks).detach()
+    A = hooks.values["pattern"][0].detach()
     W_v, W_o = layer.W_v.weight.detach().T, layer.W_o.weight.detach().T
     parts = [W_v[:, h * D // H : (h + 1) * D // H] @ W_o[h * D // H : (h + 1) * D // H] for h in range(H)]
     dense = sum(torch.kron(a, part.T.contiguous()) for a, part in zip(A, parts, strict=True))

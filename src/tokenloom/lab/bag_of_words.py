@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, shown
 from tokenloom.models.naive_bayes import NaiveBayes
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.tasks._text_classification_settings import TextClassificationSettings
-from tokenloom.tasks.text_classification import LabelledSamples, TextClassification
-from tokenloom.training.batches import Moment
+from tokenloom.tasks.text_classification import LabeledSamples, TextClassification
+from tokenloom.training.batches import BatchContext
 
 SPEAKERS = 5
 ALPHAS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -34,9 +34,9 @@ def speeches(text: str, speakers: int) -> list[tuple[str, str]]:
     return [(speech, name) for name, speech in blocks if name in kept]
 
 
-def counts_of(samples: LabelledSamples, vocab: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def counts_of(samples: LabeledSamples, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Counts (texts, vocab) of each id in each text, and the classes (texts,)."""
-    counts = np.stack([np.bincount(ids, minlength=vocab) for ids, _ in samples.items])
+    counts = np.stack([np.bincount(ids, minlength=vocab_size) for ids, _ in samples.items])
     return counts, np.array([label for _, label in samples.items])
 
 
@@ -58,32 +58,32 @@ def naive_bayes(bench: Bench) -> Outcome:
     from sklearn.naive_bayes import MultinomialNB
 
     items = speeches(corpus_text(), SPEAKERS)
-    task = TextClassification(TextClassificationSettings(model="naive-bayes", holdout=0.3, split=bench.seed))
+    task = TextClassification(TextClassificationSettings(model="naive-bayes", val_fraction=0.3, split=bench.seed))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "speeches.jsonl"
         path.write_text("\n".join(json.dumps({"text": text, "label": name}) for text, name in items), "utf-8")
         task.source = str(path)
         material = task.prepare(task.source)
     training, held = material.training, material.validation
-    assert isinstance(training, LabelledSamples)
-    assert isinstance(held, LabelledSamples)
-    learnt = task.count(material)
+    assert isinstance(training, LabeledSamples)
+    assert isinstance(held, LabeledSamples)
+    learned = task.count(material)
     # What no text that was counted has says nothing, nor does white space: scikit-learn is not given these columns.
-    said = learnt.counts.sum(0).numpy() > 0
+    said = learned.counts.sum(0).numpy() > 0
     (counts, labels), (asked, truth) = (counts_of(part, len(said)) for part in (training, held))
-    batch = task.collate(list(held.items), Moment(0, -1, held.all()))
+    batch = task.collate(list(held.items), BatchContext(0, -1, held.all()))
     own: list[float] = []
     theirs: list[float] = []
     differences: list[float] = []
     measures = []
     for alpha in ALPHAS:
-        learnt.alpha.fill_(alpha)
-        task.model = learnt
+        learned.alpha.fill_(alpha)
+        task.model = learned
         peer = MultinomialNB(alpha=alpha).fit(counts[:, said], labels)
         own.append(task.evaluate(samples=held)["accuracy"])
         theirs.append(float(peer.score(asked[:, said], truth)))
         with torch.no_grad():
-            scores = learnt(batch).numpy()
+            scores = learned(batch).numpy()
         differences.append(float(np.abs(scores - peer.predict_joint_log_proba(asked[:, said])).max()))
         measures.append(exact(f"accuracy beside scikit-learn's, α = {alpha:g}", f"{theirs[-1]:.4f}", f"{own[-1]:.4f}"))
     most = float((truth == np.bincount(labels).argmax()).mean())
@@ -100,11 +100,14 @@ def naive_bayes(bench: Bench) -> Outcome:
         Line("always the most frequent speaker", ALPHAS, [most] * len(ALPHAS)),
     ]
     caption = "Both give the same labels at every α; a large α drowns the counts."
-    pictures = [Picture("Accuracy against α", caption, "α", "accuracy", lines, log_x=True), telling(task, learnt)]
+    pictures = [
+        Picture("Accuracy against α", caption, "α", "accuracy", lines, log_x=True),
+        distinctive_words(task, learned),
+    ]
     return Outcome(measures, pictures)
 
 
-def telling(task: TextClassification, model: NaiveBayes) -> Picture:
+def distinctive_words(task: TextClassification, model: NaiveBayes) -> Picture:
     """For each class the words that speak for it most: log p(w | c) − log of the mean of p(w | c) over classes."""
     model.alpha.fill_(1.0)
     p = model.log_likelihood()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment
 from tokenloom.lab.reversal import DIGITS, train_reversal, translated
 from tokenloom.models.encoder_decoder import EncoderDecoder
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
-from tokenloom.training.settings import GENERAL_RECIPE
+from tokenloom.plotting.svg import Line, Picture
+from tokenloom.training.settings import DEFAULT_RECIPE
 
 LENGTHS, QUICK_LENGTHS = (5, 10, 15, 20, 25, 30), (5, 10, 15)
 
@@ -29,7 +29,7 @@ def reversed_by_length(
     model: EncoderDecoder | RecurrentTranslator,
     *,
     steps: int,
-    rate: float,
+    lr: float,
     lengths: Sequence[int] = LENGTHS,
     batch: int = 64,
     seed: int = 7,
@@ -37,7 +37,7 @@ def reversed_by_length(
 ) -> ByLength:
     """Train on strings of all lengths in turn, and translate 200 new ones of each. All draws from G(seed)."""
     generator = torch.Generator().manual_seed(seed)
-    recipe = {**GENERAL_RECIPE, "optimizer": "adamw", "rate": rate, "warmup": 50}
+    recipe = {**DEFAULT_RECIPE, "optimizer": "adamw", "lr": lr, "warmup": 50}
     train_reversal(model, recipe, steps, generator, lambda step: lengths[step % len(lengths)], batch=batch, tell=tell)
     found = ByLength({}, {})
     for length in lengths:
@@ -70,7 +70,7 @@ def bottleneck(bench: Bench) -> Outcome:
         found[name] = reversed_by_length(
             RecurrentTranslator(config, bench.seed),
             steps=steps,
-            rate=6e-3,
+            lr=6e-3,
             lengths=lengths,
             batch=32,
             seed=bench.seed,

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, shown
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT
 from tokenloom.nn.masks import Causal, Mask
-from tokenloom.training.events import Stepped
+from tokenloom.plotting.svg import Line, Picture
+from tokenloom.training.events import StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
@@ -35,13 +35,13 @@ class Masked(nn.Module):
         super().__init__()
         self.gpt, self.mask = gpt, mask
 
-    def forward(self, batch: Batch, taps: Any = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Any = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "text"."""
         text = batch["text"]
         places = text.positions_or_count(relative=True)
         X = self.gpt.positions.add(self.gpt.tokens(text.tokens), places)
-        placement = self.gpt.positions.placement(places, places, X.dtype)
-        logits: Tensor = self.gpt.readout(self.gpt.transformer(X, mask=self.mask, placement=placement))
+        position_info = self.gpt.positions.position_info(places, places, X.dtype)
+        logits: Tensor = self.gpt.readout(self.gpt.transformer(X, mask=self.mask, position_info=position_info))
         return logits
 
 
@@ -68,11 +68,11 @@ def trained_so(bench: Bench, name: str, number: int, *, mask: Mask | None, shift
     assert isinstance(built, GPT)
     model = Masked(built, mask)
     # The schedule is that of 900 steps, and the training is left near its beginning, at rates that are high still.
-    settings, _ = TrainingSettings(steps=900, evaluate_every=900).filled(task.recipe())
+    settings, _ = TrainingSettings(steps=900, eval_every=900).filled(task.recipe())
     batches = drawn_batches(task, training, bench.generator(), batch)
     losses: list[float] = []
     for event in fit(task, model, settings, batches if shift else unshifted(batches), Drawn(held.ids, WINDOW)):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             losses.append(event.loss)
             bench.tell((number + len(losses) / steps) / 3)
         if len(losses) >= steps:

@@ -13,7 +13,7 @@ from tokenloom.lab.experiment import Bench
 from tokenloom.models.batch import Batch
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.tasks.text_generation import TextGeneration
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 
 CORPUS = "tinyshakespeare"
 WINDOW = 64
@@ -75,6 +75,6 @@ def drawn_batches(
 
     def batches(step: int) -> list[Batch]:
         starts = torch.randint(len(training.ids) - WINDOW - 1, (batch,), generator=generator).numpy()
-        return [task.collate(training.take(starts), Moment(0, step, starts))]
+        return [task.collate(training.take(starts), BatchContext(0, step, starts))]
 
     return batches

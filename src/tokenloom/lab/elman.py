@@ -10,13 +10,13 @@ import torch
 from tokenloom.lab.corpus import WINDOW, Drawn, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench
 from tokenloom.nn.parts import count_parameters
-from tokenloom.training.events import Evaluated, Stepped
+from tokenloom.training.events import Evaluated, StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
 STEPS, QUICK_STEPS = 301, 101
-ADAM = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
-CONSTANT = {"schedule": "linear", "warmup": 0, "decay_share": 0.0, "steps": STEPS, "batch": 32}
+ADAM = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
+CONSTANT = {"schedule": "linear", "warmup": 0, "decay_fraction": 0.0, "steps": STEPS, "batch": 32}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _trained(bench: Bench) -> TrainedElman:
     steps = QUICK_STEPS if bench.quick else STEPS
     task, training, held = prepared(bench, model="rnn", context=WINDOW, width=128, depth=1, carry=0)
     task.model = task.build(seed=bench.seed)
-    settings, _ = TrainingSettings(evaluate_every=steps).filled({**ADAM, **CONSTANT})
+    settings, _ = TrainingSettings(eval_every=steps).filled({**ADAM, **CONSTANT})
     seed = 1 if bench.own_seed else bench.seed + 1
     batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)
     losses: list[float] = []
@@ -47,7 +47,7 @@ def _trained(bench: Bench) -> TrainedElman:
     validation = float("nan")
     began = time.process_time()
     for event in fit(task, task.model, settings, batches, Drawn(held.ids, WINDOW)):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             losses.append(event.loss)
             seconds.append(time.process_time() - began)
             bench.tell(len(losses) / steps)

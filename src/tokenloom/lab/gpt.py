@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from tokenloom.generation.score import Score
-from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, counted, drawn_batches, prepared
 from tokenloom.lab.elman import chapter_elman
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, exact, experiment, holds, near, shown
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.hooks import Taps
+from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.tasks.text_generation import TextGeneration
-from tokenloom.training.events import Evaluated, Stepped
+from tokenloom.training.events import Evaluated, StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
@@ -63,7 +63,7 @@ class Course:
         task.model = task.build(seed=bench.seed)
         windows = Drawn(held.ids, WINDOW)
         first = task.evaluate(samples=windows)["loss"]
-        settings, _ = TrainingSettings(evaluate_every=EVERY).filled(task.recipe())
+        settings, _ = TrainingSettings(eval_every=EVERY).filled(task.recipe())
         generator = torch.Generator().manual_seed(0 if bench.own_seed else bench.seed + 1)
         self.events = fit(task, task.model, settings, drawn_batches(task, training, generator, 32), windows)
         self.reached = Trained(task, np.asarray(held.ids), first, {}, {}, [], [])
@@ -74,7 +74,7 @@ class Course:
         began = time.process_time()
         while max(t.validation, default=0) < steps:
             event = next(self.events)
-            if isinstance(event, Stepped):
+            if isinstance(event, StepFinished):
                 t.losses.append(event.loss)
                 t.seconds.append(time.process_time() - began)
                 tell(len(t.losses) / steps)
@@ -182,7 +182,7 @@ def ladder(bench: Bench) -> Outcome:
     "Sampling",
     asked="Does what it writes look like a play?",
     protocol=MODEL + "; 16 samples of 300 characters after “ROMEO:⏎”, temperature 0.8.",
-    explanation="Names in capitals, colons and short lines are learnt first, since they repeat; spelling comes "
+    explanation="Names in capitals, colons and short lines are learned first, since they repeat; spelling comes "
     "next, and sense would come last.",
     seed=12,
     needs=CORPUS,
@@ -225,12 +225,12 @@ def heads(bench: Bench) -> Outcome:
     """3.7."""
     trained = chapter_gpt(bench)
     ids = torch.from_numpy(trained.held[: 64 * WINDOW].astype(np.int64)).view(64, WINDOW)
-    taps = Taps("layers.*.pattern")
+    hooks = Hooks("layers.*.pattern")
     with trained.task.ready() as model, torch.no_grad():
-        model(Batch({"text": Stream(ids=ids)}), taps=taps)
+        model(Batch({"text": Stream(ids=ids)}), hooks=hooks)
     places = torch.arange(WINDOW)
     back = (places[:, None] - places[None]).float()
-    patterns = {f"layer {i + 1}, head {h + 1}": A[:, h] for i, A in enumerate(taps.values.values()) for h in range(4)}
+    patterns = {f"layer {i + 1}, head {h + 1}": A[:, h] for i, A in enumerate(hooks.values.values()) for h in range(4)}
     distances = {name: (A * back).sum(-1).mean().item() for name, A in patterns.items()}
     near_head, far_head = (choose(distances, key=distances.__getitem__) for choose in (min, max))
     above = max(A.triu(1).abs().max().item() for A in patterns.values())

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 import tokenloom
-from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, exact, experiment, shown
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
+from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.tasks.image_classification import ImageClassification
-from tokenloom.training.events import Baseline, Finished, Stepped
+from tokenloom.training.events import Baseline, Finished, StepFinished
 
 FULL, QUICK = "mnist-5k", "digits"
 OWN = "own figure"
@@ -42,11 +42,11 @@ def reader(bench: Bench, data: str, **settings: Any) -> Reader:
 
 
 def _reader(bench: Bench, data: str, settings: dict[str, Any]) -> Reader:
-    settings = {"evaluate_every": settings["steps"], **settings}
+    settings = {"eval_every": settings["steps"], **settings}
     training = tokenloom.fit(data, task="image-classification", seed=bench.seed, threads=1, **settings)
     accuracy, machine, stamps = float("nan"), float("nan"), []
     for event in training:
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             stamps.append(time.process_time())
             bench.tell(event.step / event.steps)
         elif isinstance(event, Baseline):
@@ -65,7 +65,7 @@ FEW_TO_MANY = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360)
 def readers(bench: Bench, held: float, models: Sequence[str] = ("vit", "cnn")) -> list[Reader]:
     """4.1's transformer and convolutional network, with a share of the pictures held out."""
     size, steps = ("8", 40) if bench.quick else ("12", 500)
-    common = {"holdout": held, "resolution": size, "batch": 32, "steps": steps, **UNCHANGED}
+    common = {"val_fraction": held, "resolution": size, "batch": 32, "steps": steps, **UNCHANGED}
     bodies: dict[str, dict[str, Any]] = {
         "vit": {"patch": "2" if bench.quick else "3", "read": "class", "width": 64, "depth": 3, "heads": 4},
         "cnn": {"width": 32, "depth": 2},
@@ -75,7 +75,7 @@ def readers(bench: Bench, held: float, models: Sequence[str] = ("vit", "cnn")) -
 
 
 def judge(bench: Bench) -> ImageClassification:
-    """4.1's convolutional network that has learnt from most pictures: it reads pictures that were made."""
+    """4.1's convolutional network that has learned from most pictures: it reads pictures that were made."""
     held, _ = FEW_TO_MANY[bench.quick][-1]
     return readers(bench, held, ["cnn"])[0].task
 
@@ -87,7 +87,7 @@ def judge(bench: Bench) -> ImageClassification:
     protocol="mnist-5k at 12 × 12 pixels, 250, 1,000 and 4,000 pictures to learn from, the others held out. Patches "
     "of 3 × 3, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; both 500 steps of 32 "
     "pictures, which are left as they are. A support-vector machine on the pixels, of the same split.",
-    explanation="A convolutional network knows beforehand that neighbouring pixels belong together and that a stroke "
+    explanation="A convolutional network knows beforehand that neighboring pixels belong together and that a stroke "
     "is the same stroke anywhere. A transformer has to learn both from examples: with few pictures it is behind, and "
     "the distance shrinks as they become more.",
     needs=FULL,
@@ -144,9 +144,9 @@ def look(task: ImageClassification, data: str, count: int) -> tuple[Picture, flo
     averaged; and by how much the rows of that attention miss 1 at most."""
     samples = task.prepare(data).validation
     pixels = samples.take(samples.all()[:: max(1, len(samples) // count)][:count])[0]
-    taps = Taps("layers.*.pattern")
-    answers = task.logits(torch.from_numpy(pixels), taps).argmax(-1).tolist()
-    pattern = list(taps.values.values())[-1].double()
+    hooks = Hooks("layers.*.pattern")
+    answers = task.logits(torch.from_numpy(pixels), hooks).argmax(-1).tolist()
+    pattern = list(hooks.values.values())[-1].double()
     rows = pattern[:, :, 0]
     grid = task.patches.grid
     weights = rows[:, :, 1:].mean(1).reshape(count, *grid).numpy()
@@ -162,12 +162,12 @@ def look(task: ImageClassification, data: str, count: int) -> tuple[Picture, flo
     return Picture(title, caption, panels=panels, across=count), float((rows.sum(-1) - 1).abs().max())
 
 
-def overlay(grey: NDArray[Any], weights: NDArray[Any]) -> list[Any]:
+def overlay(gray: NDArray[Any], weights: NDArray[Any]) -> list[Any]:
     """A picture (H, W) in 0 … 1 with patches shining as their weights (rows, columns) are: (H, W, 3)."""
     share = (weights - weights.min()) / max(float(np.ptp(weights)), 1e-12)
-    share = np.kron(share, np.ones((grey.shape[0] // weights.shape[0], grey.shape[1] // weights.shape[1])))[..., None]
+    share = np.kron(share, np.ones((gray.shape[0] // weights.shape[0], gray.shape[1] // weights.shape[1])))[..., None]
     shine = np.array([1.0, 0.55, 0.1])
-    return rounded((1 - 0.65 * share) * grey[..., None] + 0.65 * share * shine)
+    return rounded((1 - 0.65 * share) * gray[..., None] + 0.65 * share * shine)
 
 
 def rounded(values: NDArray[Any]) -> list[Any]:
@@ -186,7 +186,7 @@ def rounded(values: NDArray[Any]) -> list[Any]:
     "the first part. One thread. (How many steps fit differs from machine to machine, and the accuracy with it.)",
     explanation="A patch of p pixels a side makes (12/p)² tokens. One token alone is a plain network on all pixels; "
     "four tokens, a quarter each, learn more in the same steps. Smaller patches cost more and, in so short a "
-    "training, bring less: a pixel says nothing alone, and which of them belong together must first be learnt. In "
+    "training, bring less: a pixel says nothing alone, and which of them belong together must first be learned. In "
     "equal time it shows twice: what costs more also gets fewer steps.",
     needs=FULL,
     beside=("sklearn", "digits"),

@@ -1,4 +1,4 @@
-"""Section 4: pictures made cell after cell, over the pixels of a palette and over codes that were learnt."""
+"""Section 4: pictures made cell after cell, over the pixels of a palette and over codes that were learned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 import tokenloom
 from tokenloom.data.image_files import Pixels
-from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, experiment, holds, shown
 from tokenloom.lab.image_classification import FULL, OWN, QUICK, judge, rounded
+from tokenloom.plotting.svg import Line, Panel, Picture
+from tokenloom.tasks._image_cells import CellSamples, neighbor_nats
 from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks._image_cells import CellSamples, neighbour_nats
 from tokenloom.tokenizers.palette import Palette
-from tokenloom.training.events import Finished, Stepped
+from tokenloom.training.events import Finished, StepFinished
 
 # Sizes of both decoders.
 BODY = {"width": 48, "depth": 3, "heads": 4}
@@ -56,12 +56,12 @@ def _painter(bench: Bench, tokens: str) -> Painter:
         settings |= {"codes_steps": 40 if bench.quick else 150, "steps": 60 if bench.quick else 300}
         settings |= {"batch": 32 if bench.quick else 64}
     size, data = ("8", QUICK) if bench.quick else ("12", FULL)
-    settings |= {"tokens": tokens, "resolution": size, "evaluate_every": settings["steps"], **BODY}
+    settings |= {"tokens": tokens, "resolution": size, "eval_every": settings["steps"], **BODY}
     began = time.process_time()
     training = tokenloom.fit(data, task="image-generation", seed=bench.seed, threads=1, **settings)
     metrics: dict[str, float] = {}
     for event in training:
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             bench.tell(event.step / event.steps)
         elif isinstance(event, Finished):
             metrics = event.best
@@ -78,7 +78,7 @@ def parts(task: ImageGeneration, bench: Bench) -> tuple[Pixels, Pixels]:
 
 
 def sheet(pixels: Pixels, columns: int) -> list[Any]:
-    """Pictures (n, 1, H, W), row by row, with a grey pixel between them, as one matrix in 0 … 1."""
+    """Pictures (n, 1, H, W), row by row, with a gray pixel between them, as one matrix in 0 … 1."""
     n, _, H, W = pixels.shape
     rows = -(-n // columns)
     whole = np.full((rows * (H + 1) + 1, columns * (W + 1) + 1), 0.45)
@@ -127,11 +127,11 @@ def completions(task: ImageGeneration, seen: Pixels, held: Pixels, seed: int, co
     "4.3",
     "Pictures as a text of pixels",
     asked="Can a language model of pixels make pictures?",
-    protocol="mnist-5k at 12 × 12 pixels, a palette of 16 grey levels found by k-means, raster order, 4,000 pictures "
+    protocol="mnist-5k at 12 × 12 pixels, a palette of 16 gray levels found by k-means, raster order, 4,000 pictures "
     "to train and 1,000 held out. A decoder over the 144 pixels, told the class; D = 48, L = 3, H = 4; 400 steps of "
-    "16 pictures. Counts: each pixel after its left, upper left, upper and upper right neighbour, smoothed.",
+    "16 pictures. Counts: each pixel after its left, upper left, upper and upper right neighbor, smoothed.",
     explanation="Nothing here knows that the pixels lie in a plane: they are 144 tokens in a row, and the model "
-    "learns which of those before belongs to which. It must need fewer bits than counts of the four neighbours, and "
+    "learns which of those before belongs to which. It must need fewer bits than counts of the four neighbors, and "
     "lower halves that it completes must come nearer to the truth than the mean picture does.",
     needs=FULL,
     quick_needs=QUICK,
@@ -144,8 +144,8 @@ def pixels(bench: Bench) -> Outcome:
     task, metrics = found.task, found.metrics
     drawn, share = completions(task, *parts(task, bench), bench.seed, 4 if bench.quick else LONG)
     measures = [
-        shown("bits a pixel, by how often each colour comes", f"{metrics['histogram_bits']:.3f}"),
-        shown("bits a pixel, counts of four neighbours", f"{metrics['neighbour_bits']:.3f}"),
+        shown("bits a pixel, by how often each color comes", f"{metrics['histogram_bits']:.3f}"),
+        shown("bits a pixel, counts of four neighbors", f"{metrics['neighbor_bits']:.3f}"),
         shown("bits a pixel, transformer", f"{metrics['bits_per_cell']:.3f}"),
     ]
     if bench.quick:
@@ -154,7 +154,7 @@ def pixels(bench: Bench) -> Outcome:
     else:
         right = read_right(bench, task, 200)
         measures += [
-            at_most("transformer ÷ counts", 0.85, metrics["bits_per_cell"] / metrics["neighbour_bits"], OWN),
+            at_most("transformer ÷ counts", 0.85, metrics["bits_per_cell"] / metrics["neighbor_bits"], OWN),
             at_most("error of completions ÷ of the mean picture", 0.9, share, OWN),
             at_least("class asked for is read by 4.1's network", 0.4, right, "0.1 by chance"),
         ]
@@ -170,7 +170,7 @@ def pixels(bench: Bench) -> Outcome:
     "Bits are of all 144 pixels; the squared error is that of a picture that went through the cells and back.",
     explanation="A code stands for a piece of stroke, so that there are a quarter of the tokens, and each says more. "
     "But codes lose detail: fewer bits for a worse picture are no victory by themselves. So both figures are given "
-    "together, beside palettes of fewer colours, which pay for fewer bits in the same coin: at a budget of a minute "
+    "together, beside palettes of fewer colors, which pay for fewer bits in the same coin: at a budget of a minute "
     "the codes are hardly better than those.",
     needs=FULL,
     quick_needs=QUICK,
@@ -183,18 +183,18 @@ def codes(bench: Bench) -> Outcome:
     cells = math.prod(coarse.task.tokenizer.grid)
     few, many = coarse.metrics, fine.metrics
     pieces = math.prod(coarse.task.form.shape)
-    counted = few["neighbour_bits"] * cells / pieces
+    counted = few["neighbor_bits"] * cells / pieces
     seen, held = parts(fine.task, bench)
     curve = counted_palettes(seen, held, (2, 3, 4, 8, 16))
     measures: list[Measure] = [
         shown("palette of 4.3: bits a dimension, squared error", fine.pair),
         shown(f"{cells} codes: bits a dimension, squared error", coarse.pair),
-        shown("codes, counts of four neighbours: bits a dimension", f"{counted:.3f}"),
+        shown("codes, counts of four neighbors: bits a dimension", f"{counted:.3f}"),
         holds("codes: fewer bits, larger error", "both", f"{coarse.pair}", _traded(few, many)),
     ]
     measures += _codes_bounds(bench, coarse, fine)
     lines = [
-        Line("counts, palettes of 2 … 16 colours", [error for _, error in curve], [bits for bits, _ in curve]),
+        Line("counts, palettes of 2 … 16 colors", [error for _, error in curve], [bits for bits, _ in curve]),
         Line("transformer, palette", [many["squared_error"]], [many["bits_per_dimension"]]),
         Line("counts, codes", [few["squared_error"]], [counted]),
         Line("transformer, codes", [few["squared_error"]], [few["bits_per_dimension"]]),
@@ -224,7 +224,7 @@ def _codes_bounds(bench: Bench, coarse: Painter, fine: Painter) -> list[Measure]
         return [at_most("transformer ÷ how often each code comes (coarse)", 1.0, ratio, OWN)]
     ours, theirs = (read_right(bench, one.task, 200) for one in (coarse, fine))
     return [
-        at_most("codes: transformer ÷ counts", 0.9, few["bits_per_cell"] / few["neighbour_bits"], OWN),
+        at_most("codes: transformer ÷ counts", 0.9, few["bits_per_cell"] / few["neighbor_bits"], OWN),
         at_most("codes: squared error", 0.012, few["squared_error"], OWN),
         between("processor seconds, codes ÷ palette", 0.4, 2.5, spent, "equal budget"),
         at_least("codes: class asked for is read by 4.1's network", 0.45, ours, "0.1 by chance"),
@@ -233,12 +233,12 @@ def _codes_bounds(bench: Bench, coarse: Painter, fine: Painter) -> list[Measure]
 
 
 def counted_palettes(seen: Pixels, held: Pixels, sizes: Sequence[int]) -> list[tuple[float, float]]:
-    """(bits a pixel, squared error) of palettes of so many colours, by counts of four neighbours."""
+    """(bits a pixel, squared error) of palettes of so many colors, by counts of four neighbors."""
     found = []
     for size in sizes:
         palette = Palette.learn(seen, size)
         training, asked = palette.encode(seen), palette.encode(held)
-        bits = neighbour_nats(training, asked, palette.grid, palette.vocab) / math.log(2)
+        bits = neighbor_nats(training, asked, palette.grid, palette.vocab_size) / math.log(2)
         found.append((bits, float(np.square(palette.decode(asked) / 255.0 - held / 255.0).mean())))
     return found
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenloom.generation.prefill import prefill
 from tokenloom.generation.generate import Request, generate_all, sample_generator
+from tokenloom.generation.prefill import prefill
 from tokenloom.generation.sampling import Sampling
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW
 from tokenloom.lab.experiment import Bench, Outcome, between, exact, experiment, shown
 from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, GPTState, chapter_style
+from tokenloom.models.gpt import GPT, GPTState, classic_preset
+from tokenloom.plotting.svg import Line, Picture
 
 TOKENS = 200
 LENGTHS, QUICK_LENGTHS, REPEATS = (128, 256, 512, 1024, 2048), (64, 128, 256), 7
@@ -98,7 +98,7 @@ def cache(bench: Bench) -> Outcome:
 
 def cost_of_a_token(bench: Bench, lengths: tuple[int, ...]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Multiplications, and seconds, of the token at place n, with the cache and without, for each n."""
-    model = GPT(chapter_style(65, lengths[-1], 64, 2, 4), seed=bench.seed).eval()
+    model = GPT(classic_preset(65, lengths[-1], 64, 2, 4), seed=bench.seed).eval()
     counts: dict[str, list[float]] = {"with": [], "without": []}
     seconds: dict[str, list[float]] = {"with": [], "without": []}
     for n in lengths:
@@ -106,7 +106,7 @@ def cost_of_a_token(bench: Bench, lengths: tuple[int, ...]) -> tuple[dict[str, l
         with torch.no_grad():
             _, state = prefill(model, [ids[0, :-1].tolist()])
             # A state is fed once; each repeat has a copy of its own, made beforehand.
-            states = [state.fork(1) for _ in range(REPEATS + 1)]
+            states = [state.repeat(1) for _ in range(REPEATS + 1)]
             # The first is counted, and compiled steps hide their products from the counter: it goes the plain way.
             cast(GPTState, states[-1]).lean = None
             roads: dict[str, Callable[[], Tensor]] = {

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, corpus_text, counted
 from tokenloom.lab.elman import chapter_elman
 from tokenloom.lab.experiment import (
@@ -24,6 +23,7 @@ from tokenloom.lab.experiment import (
 )
 from tokenloom.lab.gpt import chapter_gpt
 from tokenloom.nn.recurrent import CELLS, Elman, gradients_through_time
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.tokenizers.bpe import BPE
 
 
@@ -51,7 +51,7 @@ LAST = r"'es,' '\nTo' '\nBR' '\nBRU' '\nBRUTUS:' ' hear' ' r' ' de' ' se' 'ak' '
 
 
 def merged(bench: Bench, merges: int) -> BPE:
-    """The tokeniser of 2.2: ties go to the pair met first."""
+    """The tokenizer of 2.2: ties go to the pair met first."""
     text = corpus_text()
     return bench.shared(("bpe", merges), lambda: BPE.train(text[:100_000], merges=merges, ties="first", alphabet=text))
 

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, holds, shown
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, modern_style
+from tokenloom.models.gpt import GPT, modern_preset
 from tokenloom.nn.positions import Learned
-from tokenloom.training.events import Stepped
+from tokenloom.plotting.svg import Line, Picture
+from tokenloom.training.events import StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
-KINDS = ("learned", "sinusoidal", "rotary", "relative-bias")
+MODEL_FAMILIES = ("learned", "sinusoidal", "rotary", "relative-bias")
 LENGTHS = (64, 96, 128, 192)
 # Losses along the window are means over so many places.
 PLACES = 16
@@ -27,13 +27,13 @@ PLACES = 16
 def trained(bench: Bench, kind: str, *, width: int, depth: int, steps: int) -> tuple[GPT, Tensor]:
     """A small GPT with one kind of positions after a training on windows of 64, and the ids that are held out."""
     task, training, held = prepared(bench, size="nano", context=WINDOW, width=width, depth=depth, heads=4)
-    config = replace(modern_style(task.tokenizer.vocab, WINDOW, width, depth, 4), positions={"kind": kind})
+    config = replace(modern_preset(task.tokenizer.vocab_size, WINDOW, width, depth, 4), positions={"kind": kind})
     task.model = GPT(config, bench.seed)
-    settings, _ = TrainingSettings(steps=steps, batch=16, evaluate_every=steps).filled(task.recipe())
+    settings, _ = TrainingSettings(steps=steps, batch=16, eval_every=steps).filled(task.recipe())
     done = 0
     for event in fit(task, task.model, settings, drawn_batches(task, training, bench.generator(), 16), held):
-        done += isinstance(event, Stepped)
-        bench.tell((KINDS.index(kind) + done / steps) / len(KINDS))
+        done += isinstance(event, StepFinished)
+        bench.tell((MODEL_FAMILIES.index(kind) + done / steps) / len(MODEL_FAMILIES))
         if done == steps:  # It is measured below, and not by the loop.
             break
     return task.model, torch.from_numpy(np.asarray(held.ids, np.int64))
@@ -86,7 +86,7 @@ def beyond(bench: Bench) -> Outcome:
     size = {"width": 32, "depth": 1, "steps": 40} if bench.quick else {"width": 64, "depth": 2, "steps": 200}
     courses: dict[str, Tensor] = {}
     refusal = "no error"
-    for kind in KINDS:
+    for kind in MODEL_FAMILIES:
         model, ids = trained(bench, kind, **size)
         if kind == "learned":
             courses[kind] = by_place(model, ids, WINDOW)

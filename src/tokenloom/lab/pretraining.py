@@ -12,37 +12,37 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenloom.data.labeled import Labelled, LabelledData
+from tokenloom.data.conll import Sentence
+from tokenloom.data.labeled import Labeled, LabeledData
 from tokenloom.data.punctuation import bare_words
 from tokenloom.data.registry import load_as
 from tokenloom.data.samples import ListSamples, Samples
-from tokenloom.data.conll import Sentence
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
-from tokenloom.runs.initialization import take_over
-from tokenloom.tasks._text_classification_settings import TextClassificationSettings
-from tokenloom.tasks._text_encoder import EncodesText
+from tokenloom.plotting.svg import Line, Picture
+from tokenloom.runs.initialization import initialize_from
 from tokenloom.tasks._masking import SELECTED, Draws, corrupt
+from tokenloom.tasks._text_classification_settings import TextClassificationSettings
+from tokenloom.tasks._text_encoder import TextEncoderTask
+from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
 from tokenloom.tasks.text_classification import TextClassification
 from tokenloom.tasks.token_classification import TokenClassification, TokenClassificationSettings
-from tokenloom.training.batches import Moment
-from tokenloom.training.events import Stepped
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.events import StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
 DATA = "glosses-all"
-KINDS = ("adj", "adv", "noun", "verb")
+MODEL_FAMILIES = ("adj", "adv", "noun", "verb")
 SHORTEST, LONGEST = 3, 14
 # Of the definitions, in one order for all seeds: the first were looked at while this row was made (rates, steps and
-# draws), then come those that are asked about, and those that are learnt from.
+# draws), then come those that are asked about, and those that are learned from.
 ASKED, LEARNT_FROM = slice(20_000, 30_000), slice(30_000, None)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Steps of filling in; numbers of labelled texts, each with draws of them; steps on those; definitions asked."""
+    """Steps of filling in; numbers of labeled texts, each with draws of them; steps on those; definitions asked."""
 
     reading: int
     labels: Mapping[int, int]
@@ -57,7 +57,7 @@ READING_BATCH, TUNING_BATCH = 128, 16
 # Where the weights come from: whether from the body that has read.
 WAYS = {"read before": True, "from scratch": False}
 # The best of 3e-4, 1e-3 and 3e-3 for each, with 40 labels, on the first definitions.
-RATES = {("class", True): 1e-3, ("class", False): 3e-3, ("word", True): 3e-3, ("word", False): 3e-3}
+LEARNING_RATES = {("class", True): 1e-3, ("class", False): 3e-3, ("word", True): 3e-3, ("word", False): 3e-3}
 # What pre-training has to win at least with the fewest labels; on the first definitions it won 0.13 and 0.05. In quick
 # form it has read too little for more than not to harm much.
 BOUND, QUICK_BOUND = 0.02, -0.1
@@ -76,7 +76,7 @@ ADAM: dict[str, Any] = {
     "clip": 1.0,
     "schedule": "linear",
     "warmup": 10,
-    "decay_share": 1.0,
+    "decay_fraction": 1.0,
 }
 
 
@@ -93,7 +93,7 @@ class Gloss:
         return " ".join(self.words)
 
 
-def glosses(items: Sequence[Labelled]) -> list[Gloss]:
+def glosses(items: Sequence[Labeled]) -> list[Gloss]:
     """The definitions, without the examples in quotes after them, that are neither very short nor long."""
     found = []
     for item in items:
@@ -106,13 +106,13 @@ def glosses(items: Sequence[Labelled]) -> list[Gloss]:
 def shuffled() -> list[Gloss]:
     """All definitions in an order that is the same for every seed, so that those that settings were chosen on are
     never asked about: `ASKED` and `LEARNT_FROM` cut parts out of them."""
-    found = glosses(load_as(DATA, LabelledData, "labelled texts").items)
+    found = glosses(load_as(DATA, LabeledData, "labeled texts").items)
     return [found[place] for place in np.random.default_rng(0).permutation(len(found)).tolist()]
 
 
 def balanced(part: Sequence[Gloss], count: int) -> list[Gloss]:
     """The first of a part, as many of each of the four kinds, in the order of the part."""
-    left = dict.fromkeys(KINDS, count // len(KINDS))
+    left = dict.fromkeys(MODEL_FAMILIES, count // len(MODEL_FAMILIES))
     found = []
     for one in part:
         if left[one.kind]:
@@ -162,7 +162,7 @@ def masked(task: FillMask, samples: Samples, seed: int) -> Callable[[int], list[
         stream = task.rows(samples.take(keys))
         ids = stream.tokens
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        draws = Draws.of(tuple(ids.shape), task.tokenizer.vocab - len(task.tokenizer.specials), generator)
+        draws = Draws.of(tuple(ids.shape), task.tokenizer.vocab_size - len(task.tokenizer.specials), generator)
         # `corrupt` selects below its own share.
         seen, selected = corrupt(ids, replace(draws, select=draws.select * (SELECTED / SHARE)), task.mask_id)
         if stream.real is not None:
@@ -174,18 +174,18 @@ def masked(task: FillMask, samples: Samples, seed: int) -> Callable[[int], list[
     return batches
 
 
-def labelled(task: EncodesText, samples: Samples, seed: int) -> Callable[[int], list[Batch]]:
-    """Batches of labelled definitions, drawn anew for each step."""
+def labeled(task: TextEncoderTask, samples: Samples, seed: int) -> Callable[[int], list[Batch]]:
+    """Batches of labeled definitions, drawn anew for each step."""
 
     def batches(step: int) -> list[Batch]:
         keys = alike_long(samples, TUNING_BATCH, np.random.default_rng((seed, step)))
-        return [task.collate(samples.take(keys), Moment(seed, step, keys))]
+        return [task.collate(samples.take(keys), BatchContext(seed, step, keys))]
 
     return batches
 
 
 def train(
-    task: EncodesText,
+    task: TextEncoderTask,
     batches: Callable[[int], list[Batch]],
     held: Samples,
     recipe: dict[str, Any],
@@ -193,9 +193,9 @@ def train(
     tell: Callable[[float], None] = lambda share: None,
 ) -> None:
     """Train the model that a task holds; only the last weights count."""
-    settings, _ = TrainingSettings(steps=steps, evaluate_every=steps).filled(recipe)
+    settings, _ = TrainingSettings(steps=steps, eval_every=steps).filled(recipe)
     for event in fit(task, task.model, settings, batches, held):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             tell(event.step / steps)
 
 
@@ -206,7 +206,7 @@ def first(samples: Samples, count: int) -> ListSamples:
 
 def read(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> FillMask:
     """An encoder that has filled in words of definitions, without a label."""
-    task = FillMask(FillMaskSettings(lines=True, vocab=1_000, **SIZES))
+    task = FillMask(FillMaskSettings(lines=True, vocab_size=1_000, **SIZES))
     path = folder / "read.txt"
     path.write_text("\n".join(one.text for one in part), "utf-8")
     material = task.prepare(str(path))
@@ -218,24 +218,24 @@ def read(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> F
     return task
 
 
-def learnt(
+def learned(
     body: FillMask, use: str, few: Path, held: Path, budget: Budget, seed: int, *, init: bool
 ) -> dict[str, float]:
-    """What is reached from few labels, on that body, or on a fresh one of its sizes and tokeniser."""
+    """What is reached from few labels, on that body, or on a fresh one of its sizes and tokenizer."""
     # No bag of n-grams stands beside the encoder.
-    task: EncodesText = (
+    task: TextEncoderTask = (
         TextClassification(TextClassificationSettings(grams=0))
         if use == "class"
         else TokenClassification(TokenClassificationSettings())
     )
-    task.adopt(body)
+    task.adopt_config(body)
     task.settings = replace(task.settings, validation=str(held))
     material = task.prepare(str(few))
     task.model = task.build(seed=seed)
     if init:
-        take_over(task, body, "the body")
-    recipe = {**ADAM, "rate": RATES[use, init]}
-    train(task, labelled(task, material.training, seed), first(material.validation, 16), recipe, budget.tuning)
+        initialize_from(task, body, "the body")
+    recipe = {**ADAM, "lr": LEARNING_RATES[use, init]}
+    train(task, labeled(task, material.training, seed), first(material.validation, 16), recipe, budget.tuning)
     return task.evaluate(samples=material.validation)
 
 
@@ -245,11 +245,11 @@ def learnt(
     asked="What is reading without labels worth when labels are few?",
     protocol="Definitions of a dictionary, 3 to 14 words in small letters without marks. An encoder, D = 64 and L = 2, "
     "fills in 40 % of the pieces of words, 600 steps of 128; then it learns, 100 steps of 16, from 40, 160 or 640 "
-    "labelled texts: what a definition defines, a noun, verb, adjective or adverb (class token; as many of each); and "
+    "labeled texts: what a definition defines, a noun, verb, adjective or adverb (class token; as many of each); and "
     "of two definitions run together, what each word helps to define (a label a word). From scratch: the same with "
     "fresh weights. Means of 5, 3 and 2 draws of labels; asked of 2,000 definitions that neither has read. The rates "
     "are the best of three for each, on other definitions.",
-    explanation="Filling in words needs no labels and teaches which words do the same work. What has learnt that has "
+    explanation="Filling in words needs no labels and teaches which words do the same work. What has learned that has "
     "only to find what is asked of it, which takes few examples; what starts fresh has to learn the language from them "
     "as well, and 640 are still too few for that.",
     needs=DATA,
@@ -279,7 +279,7 @@ def tuned(bench: Bench) -> Outcome:
             }
             for use in USES:
                 for way, init in WAYS.items():
-                    reached = learnt(body, use, few[use], held[use], budget, bench.seed + 1 + draw, init=init)
+                    reached = learned(body, use, few[use], held[use], budget, bench.seed + 1 + draw, init=init)
                     found.setdefault((use, way, count), []).append(reached["accuracy"])
             bench.tell(0.5 + 0.5 * done / len(rounds))
     means = {
@@ -296,9 +296,9 @@ def measures_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound
     for use, what in USES.items():
         before, scratch = (means[use, way] for way in WAYS)
         gain = before[0] - scratch[0]
-        measures.append(at_least(f"{fewest} labelled: {what}, gain", bound, gain, "pre-training wins with few labels"))
+        measures.append(at_least(f"{fewest} labeled: {what}, gain", bound, gain, "pre-training wins with few labels"))
         measures += [
-            shown(f"{count} labelled: {what}", f"{a:.3f} read before, {b:.3f} from scratch")
+            shown(f"{count} labeled: {what}", f"{a:.3f} read before, {b:.3f} from scratch")
             for count, a, b in zip(budget.labels, before, scratch, strict=True)
         ]
     return measures
@@ -310,7 +310,7 @@ def pictures_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> li
         Picture(
             title,
             caption,
-            "labelled texts",
+            "labeled texts",
             "accuracy",
             [Line(way, list(budget.labels), means[use, way]) for way in WAYS],
             log_x=True,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from tokenloom.plotting.svg import picture_from, svg
 from tokenloom.lab.registry import SECTIONS
+from tokenloom.plotting.svg import picture_from, svg
 
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --ink: #1f2328; --faint: #5d6570; --line: #d8dce2; --tint: #f4f6f8;

@@ -13,9 +13,9 @@ from tokenloom.generation.beam_search import BeamOptions, beam_search
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.encoder_decoder import EncoderDecoder
 from tokenloom.models.recurrent_translation import RecurrentTranslator
-from tokenloom.training.events import Stepped
+from tokenloom.training.events import StepFinished
 from tokenloom.training.loop import fit
-from tokenloom.training.losses import Terms, Totals, cross_entropy_term
+from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
 from tokenloom.training.settings import TrainingSettings
 
 DIGITS = 10
@@ -39,11 +39,11 @@ class Reversal:
         """Strings (N,), all of one length, as a batch."""
         return reversal_batch(torch.stack(list(samples)))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """Mean cross-entropy, in nats a digit."""
         return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         """The loss over a split."""
         return {"loss": totals["loss"].value}
 
@@ -71,12 +71,12 @@ def train_reversal(
 
     recipe: training settings by flat name. tell: told the share of the steps that are done.
     """
-    settings, _ = TrainingSettings(steps=steps, evaluate_every=steps).filled(recipe)
+    settings, _ = TrainingSettings(steps=steps, eval_every=steps).filled(recipe)
     # The loop measures at its end; what is asked of these rows is measured on strings that the caller draws.
     others = ListSamples(list(torch.randint(0, DIGITS, (8, lengths(0)), generator=torch.Generator().manual_seed(6))))
     losses = []
     for event in fit(Reversal(), model, settings, drawn(generator, batch, lengths), others):
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             losses.append(event.loss)
             tell(len(losses) / steps)
     return losses

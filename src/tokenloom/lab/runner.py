@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from tokenloom.data import registry as recipes
-from tokenloom.utils.names import some
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Bench, Experiment, Outcome, order
+from tokenloom.utils.names import some
 from tokenloom.version import VERSION
 
 PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunOptions:
     """How experiments are run. seed: None = each row's own."""
 
     seed: int | None = None
@@ -109,7 +109,7 @@ def check_data(chosen: Sequence[Experiment], quick: bool = False) -> None:
 def run(
     chosen: Sequence[Experiment],
     folder: Folder,
-    wish: Wish,
+    wish: RunOptions,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -140,7 +140,7 @@ def run(
 
 def measure(
     one: Experiment,
-    wish: Wish,
+    wish: RunOptions,
     made: dict[Any, Any] | None = None,
     tell: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from tokenloom.generation.prefill import prefill
 from tokenloom.generation.sampling import Sampling
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, near, shown
 from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.tasks.text_generation import TextGeneration
 
 PROMPT = "ROMEO:\n"

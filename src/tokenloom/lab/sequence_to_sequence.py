@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between, exact, experiment, shown
 from tokenloom.lab.reversal import DIGITS, reversal_batch, share_reversed, train_reversal
-from tokenloom.models.encoder_decoder import STYLES, EncoderDecoder, EncoderDecoderConfig
+from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.parts import count_parameters
-from tokenloom.nn.hooks import Taps
+from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.tasks._translation_settings import CHAPTER_RECIPE
 
 LENGTH, STEPS, TESTS = 10, 301, 500
@@ -33,7 +33,7 @@ CROSS = "decoder.layers.0.cross.pattern"
 def reversal(bench: Bench) -> Outcome:
     """3.14."""
     config = EncoderDecoderConfig(
-        DIGITS, DIGITS, LENGTH, LENGTH, width=32, depth=1, heads=2, shared=True, **STYLES["chapter"]
+        DIGITS, DIGITS, LENGTH, LENGTH, width=32, depth=1, heads=2, shared=True, **PRESETS["chapter"]
     )
     model = EncoderDecoder(config, seed=bench.seed)
     generator = bench.generator()
@@ -70,7 +70,7 @@ def reversal(bench: Bench) -> Outcome:
             panels=[Panel("weight", looked.tolist(), places, places)],
         ),
         Picture(
-            "Reversing is learnt",
+            "Reversing is learned",
             "The loss falls slowly at first and then by two powers of ten.",
             "step",
             "nats a digit",
@@ -83,9 +83,9 @@ def reversal(bench: Bench) -> Outcome:
 
 def crossing(model: EncoderDecoder, strings: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The cross-attention (N, N), mean over strings and heads, and how far off the anti-diagonal a row's maximum is."""
-    taps = Taps(CROSS)
+    hooks = Hooks(CROSS)
     with torch.no_grad():
-        model(reversal_batch(strings), taps=taps)
-    looked = taps.values[CROSS].mean((0, 1))
+        model(reversal_batch(strings), hooks=hooks)
+    looked = hooks.values[CROSS].mean((0, 1))
     away = looked.argmax(1) - (LENGTH - 1 - torch.arange(LENGTH))
     return looked, int(away.abs().max())

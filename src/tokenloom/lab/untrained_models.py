@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, near
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.nn.lora import LowRank, adapt
+from tokenloom.nn.lora import LoRALinear, apply_lora
 from tokenloom.nn.parts import count_parameters
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.tasks._masking import Draws, corrupt
 
 
@@ -29,9 +29,9 @@ from tokenloom.tasks._masking import Draws, corrupt
 )
 def causal(bench: Bench) -> Outcome:
     """3.1."""
-    from tokenloom.models.gpt import GPT, chapter_style
+    from tokenloom.models.gpt import GPT, classic_preset
 
-    model = GPT(chapter_style(65, WINDOW, 64, 2, 4), seed=bench.seed)
+    model = GPT(classic_preset(65, WINDOW, 64, 2, 4), seed=bench.seed)
     ids = torch.randint(0, 65, (1, 10), generator=bench.generator())
     other = ids.clone()
     other[:, 6:] = (other[:, 6:] + 1) % 65
@@ -83,7 +83,7 @@ def padding(bench: Bench) -> Outcome:
 class _Table:
     """p(a) = 0.6, p(b) = 0.4; after a 0.5 each; after b 0.9 for a."""
 
-    vocab, context = 3, None
+    vocab_size, context = 3, None
 
     def start(self, batch: int, rows: Any = None) -> _Last:
         return _Last(torch.full((batch,), 2))
@@ -103,7 +103,7 @@ class _Last:
         """Some of the rows."""
         return _Last(self.lengths[rows])
 
-    def fork(self, n: int) -> _Last:
+    def repeat(self, n: int) -> _Last:
         """Each row n times."""
         return _Last(self.lengths.repeat_interleave(n, 0))
 
@@ -149,16 +149,16 @@ def masked(bench: Bench) -> Outcome:
     """3.12."""
     text = corpus_text()
     characters = sorted(set(text))
-    vocab = mask = len(characters)
+    vocab_size = mask = len(characters)
     ids = torch.from_numpy(np.searchsorted(characters, list(text)))
     training = ids[: int(0.9 * len(ids))]
     g = bench.generator()
-    seen, selected = corrupt(training[:60], Draws.of((60,), vocab, g), mask)
+    seen, selected = corrupt(training[:60], Draws.of((60,), vocab_size, g), mask)
     line = "".join("_" if i == mask else characters[i] for i in seen.tolist()).replace("\n", "⏎")
     places = " ".join(str(i) for i in selected.nonzero().flatten().tolist())
     starts = torch.randint(len(training) - WINDOW - 1, (256,), generator=g)
     rows = training[starts[:, None] + torch.arange(WINDOW)]
-    seen, selected = corrupt(rows, Draws.of((256, WINDOW), vocab, g), mask)
+    seen, selected = corrupt(rows, Draws.of((256, WINDOW), vocab_size, g), mask)
     found = (
         selected.float().mean().item(),
         (seen[selected] == mask).float().mean().item(),
@@ -186,14 +186,14 @@ def masked(bench: Bench) -> Outcome:
 )
 def adapters(bench: Bench) -> Outcome:
     """3.15."""
-    from tokenloom.models.gpt import GPT, chapter_style
+    from tokenloom.models.gpt import GPT, classic_preset
 
-    model = GPT(chapter_style(65, WINDOW, 64, 2, 4), seed=bench.seed)
+    model = GPT(classic_preset(65, WINDOW, 64, 2, 4), seed=bench.seed)
     count = count_parameters(model)
     batch = Batch({"text": Stream(ids=torch.randint(0, 65, (2, 32), generator=bench.generator()))})
     with torch.no_grad():
         before = model(batch)
-        made = adapt(model, 4, generator=bench.generator())
+        made = apply_lora(model, 4, generator=bench.generator())
         fresh = model(batch)
         for adapter in made:
             adapter.B.normal_(generator=bench.generator())
@@ -205,7 +205,7 @@ def adapters(bench: Bench) -> Outcome:
             adapter.unmerge()
         again = model(batch)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    maps = [name.split(".") for name, part in model.named_modules() if isinstance(part, LowRank)]
+    maps = [name.split(".") for name, part in model.named_modules() if isinstance(part, LoRALinear)]
     adapted = " ".join(f"{layer} {own}" for _, _, layer, _, own in maps)
     measures = [
         exact("layers and maps adapted", "0 W_q 0 W_v 1 W_q 1 W_v", adapted),

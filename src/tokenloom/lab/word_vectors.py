@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.data.samples import TextWindows
-from tokenloom.plotting.svg import Line, Picture
 from tokenloom.errors import UserError
+from tokenloom.evaluation.word_similarity import agreement
 from tokenloom.lab.corpus import CORPUS
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
-from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
-from tokenloom.evaluation.word_similarity import agreement
+from tokenloom.plotting.svg import Line, Picture
 from tokenloom.tasks._word_vector_actions import Space
+from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
-from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 # gensim reads no more words of a text than this.
 LONGEST = 10_000
@@ -80,8 +80,8 @@ def own_vectors(task: WordVectorTask, training: TextWindows, passes: int, seed: 
     """Vectors (vocab, D) of ours after so many passes; the task has the trained model."""
     batches = Batches(training, task.collate, batch=BATCH, seed=seed)
     steps = passes * batches.steps_per_epoch
-    recipe = {**GENERAL_RECIPE, "optimizer": "adamw", "beta2": 0.999, "weight_decay": 0.0, "clip": 0.0, "warmup": 0}
-    recipe |= {"schedule": "linear", "decay_share": 1.0, "batch": BATCH, "rate": TRAVEL / steps}
+    recipe = {**DEFAULT_RECIPE, "optimizer": "adamw", "beta2": 0.999, "weight_decay": 0.0, "clip": 0.0, "warmup": 0}
+    recipe |= {"schedule": "linear", "decay_fraction": 1.0, "batch": BATCH, "lr": TRAVEL / steps}
     settings, _ = TrainingSettings(steps=steps, seed=seed).filled(recipe)
     task.model = task.build(seed)
     trainer = Trainer(task, task.model, settings, batches)
@@ -106,7 +106,7 @@ def analogies_right(space: Space, top: int = 5) -> tuple[int, int]:
 @experiment(
     "2.11",
     "Word vectors",
-    asked="What do vectors know of words that only saw their neighbours?",
+    asked="What do vectors know of words that only saw their neighbors?",
     protocol="Tiny Shakespeare; CBOW and skip-gram with negative sampling, 100 features, window 5, 5 negatives, 5 "
     "passes; gensim on the same words, settings and passes. Score: the rank correlation of cosines with how much "
     "oftener than by chance pairs of words meet in the held-out part.",
@@ -156,7 +156,7 @@ def word_vectors(bench: Bench) -> Outcome:
 
 def _nearest(name: str, space: Space) -> Picture:
     """The words nearest to some, and what offsets give."""
-    rows = [f"{word}: {', '.join(near for near, _ in space.neighbours(word, 6))}" for word in ASKED]
+    rows = [f"{word}: {', '.join(near for near, _ in space.neighbors(word, 6))}" for word in ASKED]
     for a, b, c, expected in ANALOGIES[:4]:
         rows.append(f"{a} − {b} + {c}: {', '.join(w for w, _ in space.analogy(a, b, c, 4))} (asked for: {expected})")
     return Picture(f"Nearest words: {name}", "Nearest by the cosine; then four offsets.", text="\n".join(rows))

@@ -11,8 +11,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tokenloom.models.batch import Batch
-from tokenloom.nn.initialization import constant, initialise
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import constant, initialize
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ConvolutionalNetwork(nn.Module):
             ("*.bias", constant(0.0)),
             ("readout.weight", constant(0.0)),
         ]
-        initialise(self, table, torch.Generator().manual_seed(seed))
+        initialize(self, table, torch.Generator().manual_seed(seed))
 
     @property
     def places(self) -> dict[str, int]:
@@ -77,16 +77,16 @@ class ConvolutionalNetwork(nn.Module):
         }
         return {**found, "readout": 1}
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, outputs)."""
         pixels = batch["image"].tokens.to(self.readout.weight.dtype)
         X = pixels.transpose(1, 2).reshape(-1, *self.config.shape)
         for number, block in enumerate(self.blocks):
             X = block(X)
-            if taps is not None:
-                X = taps.see(f"blocks.{number}", X)
+            if hooks is not None:
+                X = hooks.record(f"blocks.{number}", X)
         logits: Tensor = self.readout(self.dropout(X.flatten(1)))
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
 
 def _by_inputs(parameter: Tensor, owner: nn.Module, generator: Generator) -> None:

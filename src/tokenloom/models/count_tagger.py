@@ -14,7 +14,7 @@ _EDGE = ""  # Before the first word and after the last.
 
 
 class CountTagger:
-    """p(label | w_n and its neighbours), from counts: those of a larger context, smoothed by those of the next smaller.
+    """p(label | w_n and its neighbors), from counts: those of a larger context, smoothed by those of the next smaller.
 
     p_k(l) = (n(c_k, l) + p_{k−1}(l)) / (n(c_k) + 1) for the contexts c_1 = (w_n), c_2 = (w_n, w_{n+1}) and
     c_3 = (w_{n−1}, w_n, w_{n+1}); p_0(l) = (n(l) + 1) / (n + labels).

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPTConfig, body_table, make_layer, readout_table
-from tokenloom.nn.initialization import initialise
+from tokenloom.models.gpt import GPTConfig, backbone_init, head_init, make_layer
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import initialize
 from tokenloom.nn.masks import Mask, Padding, Segments
 from tokenloom.nn.parts import make_norm
 from tokenloom.nn.positions import is_relative, make_positions
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer
 
 READS = ("tokens", "class", "mean")
@@ -36,7 +36,7 @@ class EncoderConfig(GPTConfig):
     read: str = "tokens"
 
 
-class EncoderBody(nn.Module):
+class EncoderBackbone(nn.Module):
     """Token embedding + positions → bidirectional transformer. Features (B, N, D) of a stream's tokens."""
 
     def __init__(self, config: GPTConfig, seed: int = 0) -> None:
@@ -44,19 +44,19 @@ class EncoderBody(nn.Module):
         if config.window is not None:
             raise ValueError("an encoder looks both ways, and has no window")
         D = config.width
-        self.tokens = nn.Embedding(config.vocab, D)
+        self.tokens = nn.Embedding(config.vocab_size, D)
         self.positions = make_positions(config.positions, width=D, heads=config.heads, limit=config.context)
         self.transformer = Transformer([make_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
-        initialise(self, body_table(config), torch.Generator().manual_seed(seed))
+        initialize(self, backbone_init(config), torch.Generator().manual_seed(seed))
 
-    def forward(self, text: Stream, taps: Taps | None = None) -> Tensor:
+    def forward(self, text: Stream, hooks: Hooks | None = None) -> Tensor:
         """text: ids (B, N) → (B, N, D). No token sees padding, nor a token of another segment."""
         positions = text.positions_or_count(relative=is_relative(self.positions))
         X: Tensor = self.positions.add(self.tokens(text.tokens), positions)
-        if taps is not None:
-            X = taps.see("embedded", X)
-        placement = self.positions.placement(positions, dtype=X.dtype)
-        X = self.transformer(X, mask=_mask(text), placement=placement, taps=taps)
+        if hooks is not None:
+            X = hooks.record("embedded", X)
+        position_info = self.positions.position_info(positions, dtype=X.dtype)
+        X = self.transformer(X, mask=_mask(text), position_info=position_info, hooks=hooks)
         return X
 
 
@@ -78,22 +78,22 @@ class Encoder(nn.Module):
         if config.read not in READS:
             raise ValueError(f"no readout {config.read!r}: there are {', '.join(READS)}")
         self.config = config
-        self.body = EncoderBody(config, seed)
+        self.body = EncoderBackbone(config, seed)
         self.readout = nn.Linear(config.width, config.outputs)
         # A generator of its own: the readout starts the same whatever the body is.
-        rows = [(name.removeprefix("readout."), rule) for name, rule in readout_table(config)]
-        initialise(self.readout, rows, torch.Generator().manual_seed(seed + 1))
+        rows = [(name.removeprefix("readout."), rule) for name, rule in head_init(config)]
+        initialize(self.readout, rows, torch.Generator().manual_seed(seed + 1))
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits for the stream "text": (B, N, outputs) when read from each token, else (B, outputs)."""
         text = batch["text"]
-        X: Tensor = self.body(text, taps)
+        X: Tensor = self.body(text, hooks)
         if self.config.read == "class":
             X = class_token(X, text.real)
         elif self.config.read == "mean":
             X = mean_over_real(X, text.real)
         logits: Tensor = self.readout(X)
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
 
 def class_token(X: Tensor, real: Tensor | None) -> Tensor:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.protocols import State, forked
+from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.initialization import Table, constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import Table, constant, framework_linear, initialize, normal, normal_by_inputs
 from tokenloom.nn.masks import Causal, Mask, Padding
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import is_relative, make_positions
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 
@@ -32,7 +32,7 @@ class EncoderDecoderConfig:
     source_vocab, target_vocab: ids of each side; the decoder is fed one more, `start`, which is never predicted.
     source_limit, target_limit: tokens of each side at most. width: D. depth: L, of the encoder and of the decoder.
     heads: H. shared: both sides have one vocabulary and one table of embeddings. positions: of self-attention;
-    cross-attention has none. memory_norm: whether the encoder ends with a norm. start: the initialisation table.
+    cross-attention has none. memory_norm: whether the encoder ends with a norm. start: the initialization table.
     """
 
     source_vocab: int
@@ -46,7 +46,7 @@ class EncoderDecoderConfig:
     positions: dict[str, Any] = field(default_factory=lambda: {"kind": "rotary"})
     mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "relu2", "bias": False})
     norm: str = "rms"
-    head_norm: str | None = "rms"
+    qk_norm: str | None = "rms"
     memory_norm: bool = True
     dropout: float = 0.0
     start: str = "modern"
@@ -60,15 +60,15 @@ class EncoderDecoderConfig:
         return asdict(self)
 
 
-# What a style changes of the config above: see `STYLES` of `models/gpt.py`. The chapter's draws are those of
+# What a style changes of the config above: see `PRESETS` of `models/gpt.py`. The chapter's draws are those of
 # reference 3.14, digit for digit.
-STYLES: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "modern": {},
     "chapter": {
         "positions": {"kind": "learned"},
         "mlp": {"kind": "plain", "activation": "gelu", "bias": True},
         "norm": "layer",
-        "head_norm": None,
+        "qk_norm": None,
         "memory_norm": False,
         "start": "chapter",
     },
@@ -126,15 +126,15 @@ class EncoderDecoder(nn.Module):
         self.encoder = Transformer([self._layer(cross=False) for _ in range(c.depth)], end)
         self.decoder = Transformer([self._layer(cross=True) for _ in range(c.depth)], make_norm(c.norm, c.width))
         self.readout = nn.Linear(c.width, c.target_vocab)
-        initialise(self, _table(c), torch.Generator().manual_seed(seed))
+        initialize(self, _table(c), torch.Generator().manual_seed(seed))
 
     def _layer(self, *, cross: bool) -> TransformerLayer:
         c = self.config
-        head_norm = c.head_norm
+        qk_norm = c.qk_norm
 
         def attention() -> MultiHeadAttention:
-            norm = None if head_norm is None else lambda width: make_norm(head_norm, width)
-            return MultiHeadAttention(c.width, c.heads, head_norm=norm)
+            norm = None if qk_norm is None else lambda width: make_norm(qk_norm, width)
+            return MultiHeadAttention(c.width, c.heads, qk_norm=norm)
 
         return TransformerLayer(
             attention(),
@@ -145,7 +145,7 @@ class EncoderDecoder(nn.Module):
         )
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids the model predicts over."""
         return self.config.target_vocab
 
@@ -154,28 +154,28 @@ class EncoderDecoder(nn.Module):
         """The id that a target begins with."""
         return self.config.target_vocab
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "target". Taps: of the stacks, under `encoder.` and `decoder.`; the
         alignment is `decoder.layers.*.cross.pattern` (B, H, N, M)."""
-        memory, memory_mask = self.encode(batch["source"], taps)
+        memory, memory_mask = self.encode(batch["source"], hooks)
         target = batch["target"]
         mask: Mask = Causal() if target.real is None else Causal() & Padding(target.real)
         positions = target.positions_or_count(relative=is_relative(self.target_positions))
         X = self._embedded(target, positions)
-        placement = self.target_positions.placement(positions, positions, X.dtype)
-        inner = None if taps is None else taps.within("decoder")
-        X = self.decoder(X, mask=mask, placement=placement, memory=memory, memory_mask=memory_mask, taps=inner)
+        position_info = self.target_positions.position_info(positions, positions, X.dtype)
+        inner = None if hooks is None else hooks.scope("decoder")
+        X = self.decoder(X, mask=mask, position_info=position_info, memory=memory, memory_mask=memory_mask, hooks=inner)
         logits: Tensor = self.readout(X)
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
-    def encode(self, source: Stream, taps: Taps | None = None) -> tuple[Tensor, Mask | None]:
+    def encode(self, source: Stream, hooks: Hooks | None = None) -> tuple[Tensor, Mask | None]:
         """What the decoder looks at, (B, M, D), and which of it is real."""
         mask = None if source.real is None else Padding(source.real)
         positions = source.positions_or_count(relative=is_relative(self.source_positions))
         X = self.source_positions.add(self.tokens(source.tokens), positions)
-        placement = self.source_positions.placement(positions, positions, X.dtype)
+        position_info = self.source_positions.position_info(positions, positions, X.dtype)
         memory: Tensor = self.encoder(
-            X, mask=mask, placement=placement, taps=None if taps is None else taps.within("encoder")
+            X, mask=mask, position_info=position_info, hooks=None if hooks is None else hooks.scope("encoder")
         )
         return memory, mask
 
@@ -187,10 +187,10 @@ class EncoderDecoder(nn.Module):
         """Logits (B, N, vocab) of a chunk (B, N) of every row, whose cache then needs to be advanced."""
         positions, key_positions, mask = state.cache.chunk(tokens.shape[1])
         X = self._embedded(Stream(ids=tokens), positions)
-        placement = self.target_positions.placement(positions, key_positions, X.dtype)
+        position_info = self.target_positions.position_info(positions, key_positions, X.dtype)
         memory_mask = None if state.real is None else Padding(state.real)
         X = self.decoder(
-            X, mask=mask, placement=placement, memory=state.memory, memory_mask=memory_mask, cache=state.cache
+            X, mask=mask, position_info=position_info, memory=state.memory, memory_mask=memory_mask, cache=state.cache
         )
         logits: Tensor = self.readout(X)
         return logits
@@ -217,9 +217,9 @@ class TranslationState:
         memory, real = (None if one is None else one[rows] for one in (self.memory, self.real))
         return TranslationState(self.cache.select(rows), memory, real)
 
-    def fork(self, n: int) -> TranslationState:
+    def repeat(self, n: int) -> TranslationState:
         """An independent state in which every row stands n times."""
-        return forked(self, n)
+        return repeat_rows(self, n)
 
 
 class Translator:
@@ -230,7 +230,7 @@ class Translator:
 
     @torch.no_grad()
     def __init__(self, model: EncoderDecoder, source: Stream) -> None:
-        self.model, self.vocab = model, model.vocab
+        self.model, self.vocab_size = model, model.vocab_size
         self.device = model.readout.weight.device
         self._memory, _ = model.encode(source.to(self.device))
         self._real = None if source.real is None else source.real.to(self.device)

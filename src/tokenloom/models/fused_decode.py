@@ -3,7 +3,7 @@
 The same formula as `GPT.forward`, for a chunk of one token: queries, keys and values come from one product, scales of
 norms are folded into what comes after them, and nothing is checked or built that the step does not need. Three ways
 through the folded parts compute the same, and the equality kit holds them against the whole pass ("cached = uncached",
-"compiled = eager"): `LeanStep` on any device, `lean_host` on a CPU, `lean_native` on a CPU with a compiler.
+"compiled = eager"): `FusedDecodeStep` on any device, `lean_host` on a CPU, `lean_native` on a CPU with a compiler.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class FoldedMap:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm without its scale and shift: LayerNorm's where `centred`, else RMSNorm's."""
+    """A norm without its scale and shift: LayerNorm's where `centerd`, else RMSNorm's."""
 
-    centred: bool
+    centerd: bool
     eps: float
 
     @classmethod
@@ -73,8 +73,8 @@ class Norm:
         return cls(isinstance(norm, nn.LayerNorm), cast(RMSNorm, norm).eps)
 
     def __call__(self, X: Tensor) -> Tensor:
-        """X (…, width), normalised along its last dimension."""
-        if self.centred:
+        """X (…, width), normalized along its last dimension."""
+        if self.centerd:
             Y: Tensor = F.layer_norm(X, X.shape[-1:], None, None, self.eps)
             return Y
         length: Tensor = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
@@ -87,7 +87,7 @@ class FoldedLayer:
 
     norm: Norm
     qkv: FoldedMap
-    head_norm: Norm | None
+    qk_norm: Norm | None
     head_scale: Tensor | None
     out: FoldedMap
     into: FoldedMap
@@ -97,16 +97,16 @@ class FoldedLayer:
     @classmethod
     def of(cls, layer: TransformerLayer) -> FoldedLayer:
         attention, mlp = layer.attention, cast(MLP, layer.mlp)
-        scale, head_norm = None, None
+        scale, qk_norm = None, None
         if attention.norm_q is not None and attention.norm_k is not None:
-            head_norm = Norm.of(attention.norm_q)
+            qk_norm = Norm.of(attention.norm_q)
             if isinstance(attention.norm_q.weight, Tensor) and isinstance(attention.norm_k.weight, Tensor):
                 weights = (attention.norm_q.weight, attention.norm_k.weight)
                 scale = torch.stack([weights[0]] * attention.heads + [weights[1]] * attention.kv_heads)
         return cls(
             Norm.of(layer.norm_attention),
             FoldedMap.after(layer.norm_attention, [attention.W_q, attention.W_k, attention.W_v]),
-            head_norm,
+            qk_norm,
             scale,
             FoldedMap.after(None, [attention.W_o]),
             FoldedMap.after(layer.norm_mlp, [mlp.W_in]),
@@ -157,23 +157,23 @@ class Folded:
 
 
 @torch.no_grad()
-def lean_step(
+def fused_decode_step(
     tokens: nn.Embedding, positions: Positions, body: Transformer, readout: nn.Linear, context: int
 ) -> Step | None:
     """The fastest step there is for these parts of a GPT, or None for a model that is large, or has parts that are not
     written out here. It has the weights of this moment. context: as many positions as there can be."""
-    from tokenloom.models.fused_decode_numpy import HostStep
-    from tokenloom.models.fused_decode_kernel import NativeStep
+    from tokenloom.models.fused_decode_kernel import KernelDecodeStep
+    from tokenloom.models.fused_decode_numpy import NumpyDecodeStep
 
     known = type(positions) in (Positions, Rotary, Learned, Sinusoidal) and _is_norm(body.norm) and len(body.layers)
     small = sum(p.numel() for p in body.parameters()) <= MOST_NUMBERS
     if not (known and small and all(map(_is_known, body.layers))):
         return None
     parts = Folded.of(tokens, positions, body, readout, context)
-    return NativeStep.of(parts) or HostStep.of(parts) or LeanStep(parts)
+    return KernelDecodeStep.of(parts) or NumpyDecodeStep.of(parts) or FusedDecodeStep(parts)
 
 
-class LeanStep:
+class FusedDecodeStep:
     """The step in torch alone, on any device."""
 
     ragged = False
@@ -199,8 +199,8 @@ class LeanStep:
         H, Hk, Dh = self.parts.heads
         QKV = layer.qkv(layer.norm(X)).view(B, H + 2 * Hk, Dh)
         QK = QKV[:, : H + Hk]
-        if layer.head_norm is not None:
-            QK = layer.head_norm(QK)
+        if layer.qk_norm is not None:
+            QK = layer.qk_norm(QK)
         if layer.head_scale is not None:
             QK = QK * layer.head_scale
         if angles is not None:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenloom.models.fused_decode import Folded, FoldedMap
 from tokenloom.kernels.loader import library
+from tokenloom.models.fused_decode import Folded, FoldedMap
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.parts import ACTIVATIONS
 
 PANEL = 16  # columns, as in decode.cpp
 _ACTIVATIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "relu2", "silu", "gelu-tanh", "gelu"))}
-_SIZES = ("layers", "D", "H", "Hk", "Dh", "hidden", "vocab", "capacity", "centred", "head_norm", "activation")
+_SIZES = ("layers", "D", "H", "Hk", "Dh", "hidden", "vocab_size", "capacity", "centerd", "qk_norm", "activation")
 
 
 class _Model(ctypes.Structure):
@@ -32,7 +32,7 @@ class _Model(ctypes.Structure):
     ]
 
 
-class NativeStep:
+class KernelDecodeStep:
     """The step for rows of any lengths."""
 
     ragged = True
@@ -45,21 +45,21 @@ class NativeStep:
         self._tensors = (parts.table.contiguous(), parts.added, cos, sin, weights)
         self._vocab, D = parts.table.shape
         sizes = (len(parts.layers), D, H, Hk, Dh, first.into.W.shape[1], self._vocab)
-        kinds = (parts.norm.centred, first.head_norm is not None, _ACTIVATIONS[first.activation])
-        epsilons = (parts.norm.eps, 0.0 if first.head_norm is None else first.head_norm.eps)
+        kinds = (parts.norm.centerd, first.qk_norm is not None, _ACTIVATIONS[first.activation])
+        epsilons = (parts.norm.eps, 0.0 if first.qk_norm is None else first.qk_norm.eps)
         places = [None if tensor is None else tensor.data_ptr() for tensor in self._tensors]
         self._model = _Model(*sizes, 0, *kinds, *epsilons, *places)
         self._run = run.decode
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
 
     @classmethod
-    def of(cls, parts: Folded) -> NativeStep | None:
+    def of(cls, parts: Folded) -> KernelDecodeStep | None:
         """None for parts that are elsewhere or not in float32, that differ from layer to layer, and where there is no
         compiled code."""
         if parts.table.device.type != "cpu" or parts.table.dtype != torch.float32:
             return None
         first = parts.layers[0]
-        alike = {(x.norm, x.head_norm, x.activation, x.into.W.shape) for x in parts.layers}
+        alike = {(x.norm, x.qk_norm, x.activation, x.into.W.shape) for x in parts.layers}
         if len(alike) > 1 or first.norm != parts.norm or first.activation not in _ACTIVATIONS:
             return None
         run = library("decode")

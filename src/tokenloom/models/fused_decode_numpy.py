@@ -28,7 +28,7 @@ def _squares(X: Array) -> Array:
     return sums
 
 
-class HostStep:
+class NumpyDecodeStep:
     """The step for rows of one length in float32 or float64. Not for two threads at once."""
 
     ragged = False
@@ -45,7 +45,7 @@ class HostStep:
         self.places: dict[int, _Place] = {}
 
     @classmethod
-    def of(cls, parts: Folded) -> HostStep | None:
+    def of(cls, parts: Folded) -> NumpyDecodeStep | None:
         """None for parts on another device or in half precision."""
         fits = parts.table.device.type == "cpu" and parts.table.dtype in (torch.float32, torch.float64)
         return cls(parts) if fits else None
@@ -65,10 +65,10 @@ class HostStep:
         for number, layer in enumerate(parts.layers):
             _product(layer.qkv, place.norm(layer.norm), place.QKV_t)
             QK = place.QK
-            if layer.head_norm is not None:
+            if layer.qk_norm is not None:
                 sizes = _squares(QK)
                 sizes *= 1 / QK.shape[-1]
-                sizes += layer.head_norm.eps
+                sizes += layer.qk_norm.eps
                 np.divide(QK, np.sqrt(sizes, out=sizes)[..., None], out=QK)
             if (scale := self.scales[number]) is not None:
                 QK *= scale
@@ -145,8 +145,8 @@ class _Place:
         )
 
     def norm(self, norm: Norm) -> Tensor:
-        """X normalised, until the next call."""
-        if norm.centred:
+        """X normalized, until the next call."""
+        if norm.centerd:
             return norm(self.X_t)
         X = self.X
         if len(X) == 1:

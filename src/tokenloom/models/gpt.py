@@ -1,7 +1,7 @@
 """GPT: a decoder-only transformer that predicts the next token.
 
 Bishop & Bishop, section 12.3.1; Radford et al. 2019. The chapter's style and the modern one differ in their parts
-alone: see `chapter_style` and `modern_style`.
+alone: see `classic_preset` and `modern_preset`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.fused_decode import Step, lean_step
-from tokenloom.models.protocols import State, forked
+from tokenloom.models.fused_decode import Step, fused_decode_step
+from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import (
     Table,
     constant,
     framework_linear,
-    initialise,
+    initialize,
     normal,
     normal_by_inputs,
 )
-from tokenloom.nn.masks import Causal, Mask, Padding, Segments, Window
+from tokenloom.nn.masks import Causal, Mask, Padding, Segments, SlidingWindow
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import is_relative, make_positions
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 # A ring reads a long chunk in pieces of so many tokens (or of its window, if that is more): each piece needs a mask
@@ -43,10 +43,10 @@ class GPTConfig:
 
     vocab: ids. context: tokens that a prediction is trained to see. width: D. depth: L. heads: H. kv_heads: H unless
     given. window: each token attends to so many tokens only (needs positions that are relative). positions, mlp,
-    norm, head_norm: parts, as `nn` names them. start: "chapter" or "modern", the initialisation table.
+    norm, head_norm: parts, as `nn` names them. start: "chapter" or "modern", the initialization table.
     """
 
-    vocab: int
+    vocab_size: int
     context: int
     width: int
     depth: int
@@ -56,7 +56,7 @@ class GPTConfig:
     positions: dict[str, Any] = field(default_factory=lambda: {"kind": "rotary"})
     mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "relu2", "bias": False})
     norm: str = "rms"
-    head_norm: str | None = "rms"
+    qk_norm: str | None = "rms"
     dropout: float = 0.0
     start: str = "modern"
 
@@ -65,24 +65,24 @@ class GPTConfig:
         return asdict(self)
 
 
-def chapter_style(vocab: int, context: int, width: int, depth: int, heads: int) -> GPTConfig:
+def classic_preset(vocab_size: int, context: int, width: int, depth: int, heads: int) -> GPTConfig:
     """Learned positions, LayerNorm, GELU; the draws of reference 3.4, digit for digit."""
     parts: dict[str, Any] = {
         "positions": {"kind": "learned"},
         "mlp": {"kind": "plain", "activation": "gelu", "bias": True},
     }
-    return GPTConfig(vocab, context, width, depth, heads, **parts, norm="layer", head_norm=None, start="chapter")
+    return GPTConfig(vocab_size, context, width, depth, heads, **parts, norm="layer", qk_norm=None, start="chapter")
 
 
-def modern_style(vocab: int, context: int, width: int, depth: int, heads: int) -> GPTConfig:
+def modern_preset(vocab_size: int, context: int, width: int, depth: int, heads: int) -> GPTConfig:
     """Rotary positions, RMSNorm also on queries and keys, ReLU², output maps that start at zero."""
-    return GPTConfig(vocab, context, width, depth, heads)
+    return GPTConfig(vocab_size, context, width, depth, heads)
 
 
-STYLES = {"chapter": chapter_style, "modern": modern_style}
+PRESETS = {"chapter": classic_preset, "modern": modern_preset}
 
 
-def body_table(config: GPTConfig) -> Table:
+def backbone_init(config: GPTConfig) -> Table:
     """How each parameter of tokens, positions and layers starts. Rows that end in `?` serve parts that may be left
     out."""
     if config.start == "chapter":
@@ -110,7 +110,7 @@ def body_table(config: GPTConfig) -> Table:
     ]
 
 
-def readout_table(config: GPTConfig) -> Table:
+def head_init(config: GPTConfig) -> Table:
     """How the linear map from features to logits starts."""
     if config.start == "chapter":
         return [("readout.*", framework_linear)]
@@ -119,12 +119,12 @@ def readout_table(config: GPTConfig) -> Table:
 
 def make_layer(config: GPTConfig) -> TransformerLayer:
     """One layer of the stack."""
-    head_norm = config.head_norm
+    qk_norm = config.qk_norm
     attention = MultiHeadAttention(
         config.width,
         config.heads,
         kv_heads=config.kv_heads,
-        head_norm=None if head_norm is None else lambda width: make_norm(head_norm, width),
+        qk_norm=None if qk_norm is None else lambda width: make_norm(qk_norm, width),
     )
     mlp = make_mlp(config.mlp, config.width)
     return TransformerLayer(attention, mlp, lambda: make_norm(config.norm, config.width), dropout=config.dropout)
@@ -140,25 +140,25 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         D = config.width
-        self.tokens = nn.Embedding(config.vocab, D)
+        self.tokens = nn.Embedding(config.vocab_size, D)
         self.positions = make_positions(config.positions, width=D, heads=config.heads, limit=config.context)
         if config.window is not None and not is_relative(self.positions):
             raise ValueError(f"a window needs relative positions, and {config.positions['kind']!r} ones are not")
         self.transformer = Transformer([make_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
-        self.readout = nn.Linear(D, config.vocab)
-        initialise(self, [*body_table(config), *readout_table(config)], torch.Generator().manual_seed(seed))
+        self.readout = nn.Linear(D, config.vocab_size)
+        initialize(self, [*backbone_init(config), *head_init(config)], torch.Generator().manual_seed(seed))
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids the model predicts over."""
-        return self.config.vocab
+        return self.config.vocab_size
 
     @property
     def context(self) -> int | None:
         """How many of the last tokens a prediction sees; a window mask lets each layer look one window further."""
         return None if self.config.window is not None else self.config.context
 
-    def forward(self, batch: Batch, cache: KeyValueCache | None = None, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, cache: KeyValueCache | None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "text". With a cache, the stream is the next chunk of every row, which
         says by itself where its tokens stand: padding, positions and segments are then refused with ValueError.
         """
@@ -171,17 +171,17 @@ class GPT(nn.Module):
                 raise ValueError("a chunk with a cache has neither padding nor positions nor segments of its own")
             positions, key_positions, mask = cache.chunk(text.shape[1])
         X: Tensor = self.positions.add(self.tokens(text.tokens), positions)
-        if taps is not None:
-            X = taps.see("embedded", X)
-        placement = self.positions.placement(positions, key_positions, X.dtype)
-        X = self.transformer(X, mask=mask, placement=placement, cache=cache, taps=taps)
+        if hooks is not None:
+            X = hooks.record("embedded", X)
+        position_info = self.positions.position_info(positions, key_positions, X.dtype)
+        X = self.transformer(X, mask=mask, position_info=position_info, cache=cache, hooks=hooks)
         logits: Tensor = self.readout(X)
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
     def _mask(self, text: Stream) -> Mask:
         mask: Mask = Causal()
         if self.config.window is not None:
-            mask = mask & Window(self.config.window)
+            mask = mask & SlidingWindow(self.config.window)
         if text.segments is not None:
             mask = mask & Segments(text.segments, text.segments)
         if text.real is not None:
@@ -197,7 +197,7 @@ class GPT(nn.Module):
         kept = cache.lengths.new_zeros(batch, 0 if c.window is not None else c.context)
         lean = None
         if c.window is None:
-            lean = lean_step(self.tokens, self.positions, self.transformer, self.readout, c.context)
+            lean = fused_decode_step(self.tokens, self.positions, self.transformer, self.readout, c.context)
         return GPTState(cache, kept, cache.lengths, lean)
 
     @torch.no_grad()
@@ -205,7 +205,7 @@ class GPT(nn.Module):
         """Feed a chunk (B, N); log-probabilities (B, N, vocab) of each next token (see `StepModel`).
 
         Within the context every token is computed once. Past it, a model with a window mask goes on in its ring;
-        any other reads its last `context` tokens anew at each token, which is the chapter's behaviour.
+        any other reads its last `context` tokens anew at each token, which is the chapter's behavior.
 
         Raises ValueError for a state that another model made or that has been fed already, and for tokens or counts
         that do not fit it.
@@ -246,7 +246,7 @@ class GPT(nn.Module):
         state.cache.reset()
         logits: Tensor = self(Batch({"text": Stream(ids=state.kept)}), cache=state.cache)
         state.cache.advance(state.kept.shape[1], lengths)
-        return logits.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, self.vocab))
+        return logits.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, self.vocab_size))
 
 
 class GPTState:
@@ -286,9 +286,9 @@ class GPTState:
         self.require_fresh()
         return GPTState(self.cache.select(rows), self.kept[rows], self.lengths[rows], self.lean)
 
-    def fork(self, n: int) -> GPTState:
+    def repeat(self, n: int) -> GPTState:
         """An independent state in which every row stands n times."""
-        return forked(self, n)
+        return repeat_rows(self, n)
 
     def require_fresh(self) -> None:
         """Raises ValueError when this state has been fed, and so belongs to the state that came of it."""

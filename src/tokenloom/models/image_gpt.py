@@ -1,6 +1,6 @@
 """A decoder that paints: it predicts the cells of a grid one after the other, row by row, from the class onwards.
 
-A cell is a palette colour or a code. Chen et al. 2020, "Generative pretraining from pixels"; Bishop & Bishop, section
+A cell is a palette color or a code. Chen et al. 2020, "Generative pretraining from pixels"; Bishop & Bishop, section
 12.4.2. What is special to pictures stands in the embedding: where the next cell lies, and what lies above it.
 """
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch
-from tokenloom.models.gpt import GPTConfig, body_table, make_layer, readout_table
-from tokenloom.models.protocols import State, forked
+from tokenloom.models.gpt import GPTConfig, backbone_init, head_init, make_layer
+from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.initialization import initialise, normal
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import initialize, normal
 from tokenloom.nn.masks import Causal, Mask
 from tokenloom.nn.parts import make_norm
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer
 
 # Cells above the one that is predicted next, as (rows up, columns to the right).
@@ -28,11 +28,11 @@ ABOVE = ((1, -1), (1, 0), (1, 1))
 
 
 @dataclass(frozen=True)
-class ImageDecoderConfig:
+class ImageGPTConfig:
     """Sizes. vocab: different cells. rows, columns: of the grid. classes: that can be asked for, beside none. width: D.
     depth: L. heads: H."""
 
-    vocab: int
+    vocab_size: int
     rows: int
     columns: int
     classes: int = 0
@@ -53,10 +53,10 @@ class ImageDecoderConfig:
     @property
     def nothing(self) -> int:
         """The id with which a picture of no stated class begins; class c has the id vocab + c."""
-        return self.vocab + self.classes
+        return self.vocab_size + self.classes
 
 
-class ImageDecoder(nn.Module):
+class ImageGPT(nn.Module):
     """Class or cell + row and column of the next cell + the three cells above it → causal transformer → readout.
 
     Reads the stream "cells": (B, N) ids, first that of the class, then those of the cells before the one predicted.
@@ -65,41 +65,41 @@ class ImageDecoder(nn.Module):
     # What causality halves the pairs of, for who counts operations (`planning/estimate.py`).
     causal: ClassVar[tuple[str, ...]] = ("*",)
 
-    def __init__(self, config: ImageDecoderConfig, seed: int = 0) -> None:
+    def __init__(self, config: ImageGPTConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = c = config
-        gpt = GPTConfig(c.vocab, c.cells, c.width, c.depth, c.heads, positions={"kind": "none"}, dropout=c.dropout)
+        gpt = GPTConfig(c.vocab_size, c.cells, c.width, c.depth, c.heads, positions={"kind": "none"}, dropout=c.dropout)
         self.tokens = nn.Embedding(c.nothing + 1, c.width)
         self.rows = nn.Embedding(c.rows, c.width)
         self.columns = nn.Embedding(c.columns, c.width)
         self.class_everywhere = nn.Embedding(c.classes + 1, c.width)
         # One more id: there is no such cell.
-        self.above = nn.ModuleList([nn.Embedding(c.vocab + 1, c.width) for _ in ABOVE])
+        self.above = nn.ModuleList([nn.Embedding(c.vocab_size + 1, c.width) for _ in ABOVE])
         self.transformer = Transformer([make_layer(gpt) for _ in range(c.depth)], make_norm(gpt.norm, c.width))
-        self.readout = nn.Linear(c.width, c.vocab)
+        self.readout = nn.Linear(c.width, c.vocab_size)
         own = [(f"{name}.weight", normal(0.5)) for name in ("rows", "columns", "class_everywhere", "above.*")]
-        table = [*own, *(row for row in body_table(gpt) if not row[0].startswith("positions")), *readout_table(gpt)]
-        initialise(self, table, torch.Generator().manual_seed(seed))
+        table = [*own, *(row for row in backbone_init(gpt) if not row[0].startswith("positions")), *head_init(gpt)]
+        initialize(self, table, torch.Generator().manual_seed(seed))
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids the model predicts over."""
-        return self.config.vocab
+        return self.config.vocab_size
 
     # A picture ends before anything could be out of reach.
     context = None
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab). A picture stands alone in its row, from its class on."""
         cells = batch["cells"]
         places = torch.arange(cells.shape[1], device=cells.tokens.device)[None]
-        return self._read(self._embedded(cells.tokens, cells.tokens, places), Causal(), None, taps)
+        return self._read(self._embedded(cells.tokens, cells.tokens, places), Causal(), None, hooks)
 
-    def _read(self, X: Tensor, mask: Mask | None, cache: KeyValueCache | None, taps: Taps | None) -> Tensor:
-        X = X if taps is None else taps.see("embedded", X)
-        X = self.transformer(X, mask=mask, cache=cache, taps=taps)
+    def _read(self, X: Tensor, mask: Mask | None, cache: KeyValueCache | None, hooks: Hooks | None) -> Tensor:
+        X = X if hooks is None else hooks.record("embedded", X)
+        X = self.transformer(X, mask=mask, cache=cache, hooks=hooks)
         logits: Tensor = self.readout(X)
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
     def _embedded(self, tokens: Tensor, known: Tensor, places: Tensor) -> Tensor:
         """tokens: (B, N) at places (B or 1, N) of a row; known: (B, M) all ids of the row so far, from its class on.
@@ -110,28 +110,28 @@ class ImageDecoder(nn.Module):
         rows, columns = places // c.columns, places % c.columns
         X: Tensor = self.tokens(tokens) + self.rows(rows) + self.columns(columns)
         # The class, so that it is nowhere far away.
-        X = X + self.class_everywhere(known[:, :1] - c.vocab)
+        X = X + self.class_everywhere(known[:, :1] - c.vocab_size)
         for table, (up, right) in zip(self.above, ABOVE, strict=True):
             there = (rows >= up) & (columns + right >= 0) & (columns + right < c.columns)
             # Cell p − up·columns + right stands one place further in the row of ids, behind the class.
             at = (places - up * c.columns + right + 1).clamp(0, known.shape[1] - 1).expand(len(known), -1)
-            X = X + table(torch.where(there, known.gather(1, at), c.vocab))
+            X = X + table(torch.where(there, known.gather(1, at), c.vocab_size))
         return X
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> PaintingState:
+    def start(self, batch: int, rows: Sequence[int] | None = None) -> ImageState:
         """The state of rows that have read nothing, not even a class."""
         c = self.config
         like = self.readout.weight.detach()
         cache = KeyValueCache(c.depth, (batch, c.heads, c.cells, c.width // c.heads), like)
-        return PaintingState(cache, cache.lengths.new_zeros(batch, c.cells))
+        return ImageState(cache, cache.lengths.new_zeros(batch, c.cells))
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, PaintingState]:
+    def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, ImageState]:
         """Feed a chunk (B, N); log-probabilities (B, N, vocab) of the next cell (see `StepModel`).
 
         Raises ValueError for a state of another model, and for more ids than a picture has.
         """
-        if not isinstance(state, PaintingState):
+        if not isinstance(state, ImageState):
             raise ValueError(f"an image decoder wants a state made by its own start(), not {type(state).__name__}")
         cache, known = state.cache, state.known
         places, _, mask = cache.chunk(tokens.shape[1])
@@ -142,10 +142,10 @@ class ImageDecoder(nn.Module):
             known = known.scatter(1, places.clamp(max=known.shape[1] - 1).expand_as(tokens), tokens)
         logits = self._read(self._embedded(tokens, known, places), mask, cache, None)
         cache.advance(tokens.shape[1], counts)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1), PaintingState(cache, known)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1), ImageState(cache, known)
 
 
-class PaintingState:
+class ImageState:
     """What a decoder keeps of each row: the cache, and the ids so far (B, cells), those past its length meaningless."""
 
     def __init__(self, cache: KeyValueCache, known: Tensor) -> None:
@@ -156,16 +156,16 @@ class PaintingState:
         """(B,): how many ids each row has been fed."""
         return self.cache.lengths
 
-    def select(self, rows: Tensor) -> PaintingState:
+    def select(self, rows: Tensor) -> ImageState:
         """An independent state of the given rows, which may repeat."""
-        return PaintingState(self.cache.select(rows), self.known[rows])
+        return ImageState(self.cache.select(rows), self.known[rows])
 
-    def fork(self, n: int) -> PaintingState:
+    def repeat(self, n: int) -> ImageState:
         """An independent state in which every row stands n times."""
-        return forked(self, n)
+        return repeat_rows(self, n)
 
 
-class Guided:
+class ClassifierFreeGuidance:
     """Two readings of one decoder in one: the class that is asked for pushed away from no class,
 
     log p ∝ log p(cell | none) + g (log p(cell | class) − log p(cell | none)).
@@ -176,9 +176,9 @@ class Guided:
 
     context = None
 
-    def __init__(self, model: ImageDecoder, guidance: float) -> None:
+    def __init__(self, model: ImageGPT, guidance: float) -> None:
         self.model, self.guidance = model, guidance
-        self.vocab, self.device = model.vocab, model.readout.weight.device
+        self.vocab_size, self.device = model.vocab_size, model.readout.weight.device
 
     def start(self, batch: int, rows: Sequence[int] | None = None) -> GuidedState:
         """The state of rows that have read nothing."""
@@ -189,7 +189,7 @@ class Guided:
         """Feed a chunk: see `StepModel`."""
         assert isinstance(state, GuidedState)
         asked, after = self.model.step(tokens, state.asked, counts)
-        free, beside = self.model.step(tokens.masked_fill(tokens >= self.vocab, self.nothing), state.free, counts)
+        free, beside = self.model.step(tokens.masked_fill(tokens >= self.vocab_size, self.nothing), state.free, counts)
         return torch.lerp(free, asked, self.guidance).log_softmax(-1), GuidedState(after, beside)
 
     @property
@@ -201,7 +201,7 @@ class Guided:
 class GuidedState:
     """The states of both readings."""
 
-    def __init__(self, asked: PaintingState, free: PaintingState) -> None:
+    def __init__(self, asked: ImageState, free: ImageState) -> None:
         self.asked, self.free = asked, free
 
     @property
@@ -213,6 +213,6 @@ class GuidedState:
         """An independent state of the given rows, which may repeat."""
         return GuidedState(self.asked.select(rows), self.free.select(rows))
 
-    def fork(self, n: int) -> GuidedState:
+    def repeat(self, n: int) -> GuidedState:
         """An independent state in which every row stands n times."""
-        return forked(self, n)
+        return repeat_rows(self, n)

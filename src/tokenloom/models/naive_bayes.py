@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
 
 
 class NaiveBayes(nn.Module):
@@ -22,16 +22,16 @@ class NaiveBayes(nn.Module):
 
     Counts are kept as they are, so that α can be chosen afterwards; products are sums of logarithms in float64.
     Buffers: `counts` (classes, vocab) and `texts` (classes,), float64; `alpha` (). A token that occurs in no class says
-    nothing, and is not in the sum over v: a vocabulary learnt from the same texts would not hold it.
+    nothing, and is not in the sum over v: a vocabulary learned from the same texts would not hold it.
     """
 
     counts: Tensor
     texts: Tensor
     alpha: Tensor
 
-    def __init__(self, vocab: int, outputs: int) -> None:
+    def __init__(self, vocab_size: int, outputs: int) -> None:
         super().__init__()
-        self.register_buffer("counts", torch.zeros(outputs, vocab, dtype=torch.float64))
+        self.register_buffer("counts", torch.zeros(outputs, vocab_size, dtype=torch.float64))
         self.register_buffer("texts", torch.ones(outputs, dtype=torch.float64))
         self.register_buffer("alpha", torch.ones((), dtype=torch.float64))
 
@@ -41,17 +41,17 @@ class NaiveBayes(nn.Module):
         rows: Sequence[NDArray[Any]],
         labels: Sequence[int],
         *,
-        vocab: int,
+        vocab_size: int,
         outputs: int,
         alpha: float,
         without: Sequence[int] = (),
     ) -> NaiveBayes:
         """Count rows of ids (n,) and their classes. without: ids that do not count. Raises ValueError for a class
         without texts."""
-        model = cls(vocab, outputs)
+        model = cls(vocab_size, outputs)
         lengths = np.array([len(row) for row in rows])
-        cells = np.repeat(np.asarray(labels, np.int64), lengths) * vocab + np.concatenate(rows)
-        counts = np.bincount(cells, minlength=outputs * vocab).reshape(outputs, vocab).astype(np.float64)
+        cells = np.repeat(np.asarray(labels, np.int64), lengths) * vocab_size + np.concatenate(rows)
+        counts = np.bincount(cells, minlength=outputs * vocab_size).reshape(outputs, vocab_size).astype(np.float64)
         counts[:, list(without)] = 0
         texts = np.bincount(np.asarray(labels), minlength=outputs)
         if not texts.all():
@@ -68,7 +68,7 @@ class NaiveBayes(nn.Module):
         total = (smoothed * known).sum(1, keepdim=True)
         return torch.where(known, smoothed.log() - total.log(), 0.0)
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """log p(c, text) for the stream "text", (B, classes)."""
         text = batch["text"]
         prior = (self.texts / self.texts.sum()).log()
@@ -76,4 +76,4 @@ class NaiveBayes(nn.Module):
         if text.real is not None:
             each = each * text.real[..., None]
         scores = prior + each.sum(1)
-        return scores if taps is None else taps.see("logits", scores)
+        return scores if hooks is None else hooks.record("logits", scores)

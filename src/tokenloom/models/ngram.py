@@ -51,7 +51,7 @@ class NgramState:
         """A new state of the given rows (B′,), in that order; a row may be taken more than once."""
         return NgramState(self.tail[rows], self.lengths[rows])
 
-    def fork(self, n: int) -> NgramState:
+    def repeat(self, n: int) -> NgramState:
         """A new state in which every row stands n times in a row."""
         return NgramState(self.tail.repeat_interleave(n, 0), self.lengths.repeat_interleave(n, 0))
 
@@ -65,7 +65,7 @@ class Ngram:
     begins the next.
     """
 
-    vocab: int
+    vocab_size: int
     order: int
     levels: tuple[Level, ...]
     interpolated: bool = True
@@ -75,7 +75,7 @@ class Ngram:
     def fit(
         cls,
         parts: Sequence[NDArray[Any]],
-        vocab: int,
+        vocab_size: int,
         order: int = 6,
         smoothing: Smoothing | None = None,
         *,
@@ -84,19 +84,19 @@ class Ngram:
         """Count the parts and smooth the counts, by interpolated Kneser–Ney with one discount a level unless given.
 
         parts: independent documents, each a 1-D integer array of ids in 0 … vocab − 1; no n-gram crosses
-        from one into the next, and the start of a document counts as one more possible left neighbour of
+        from one into the next, and the start of a document counts as one more possible left neighbor of
         what stands there. The modified discounts are worth 0.035 nats on tinyshakespeare. Takes about `order` sorts of
         the whole text. Raises ValueError for ids out of range, for no ids at all, and for an order or a vocabulary
         below 1.
         """
-        if order < 1 or vocab < 1:
-            raise ValueError(f"order and vocab must be at least 1, not {order} and {vocab}")
-        arrays = [checked(part, vocab) for part in parts]
+        if order < 1 or vocab_size < 1:
+            raise ValueError(f"order and vocab must be at least 1, not {order} and {vocab_size}")
+        arrays = [checked(part, vocab_size) for part in parts]
         if not sum(map(len, arrays)):
             raise ValueError("an n-gram model needs at least one token to count")
         smoothing = KneserNey() if smoothing is None else smoothing
-        levels = tuple(levels_of(arrays, vocab, order, smoothing, border))
-        return cls(vocab, order, levels, smoothing.interpolated, border)
+        levels = tuple(levels_of(arrays, vocab_size, order, smoothing, border))
+        return cls(vocab_size, order, levels, smoothing.interpolated, border)
 
     @property
     def context(self) -> int:
@@ -116,12 +116,12 @@ class Ngram:
             raise ValueError(f"windows must be at least 1 and cut a 1-D text, not {windows} and {ids.ndim}-D")
         if ids.ndim not in (1, 2):
             raise ValueError(f"ids must be (N,) or (B, N), not {ids.ndim}-D")
-        tokens = checked(ids.reshape(-1), self.vocab)
+        tokens = checked(ids.reshape(-1), self.vocab_size)
         length = windows or max(ids.shape[-1], 1)
         cuts = np.arange(length, len(tokens), length)
         room = np.concatenate([room_of(part, self.border) for part in np.split(tokens, cuts)])
         depth = np.where(tokens == self.border, 0, room)
-        probs = np.full(len(tokens), 1.0 / self.vocab)
+        probs = np.full(len(tokens), 1.0 / self.vocab_size)
         for size, (level, contexts) in enumerate(self._climb(tokens, depth)):
             contexts = shifted(contexts) if size else contexts
             contexts[room < size] = -1
@@ -134,9 +134,9 @@ class Ngram:
         ids, targets: (B, N). depth: (B, N) how many tokens of its own document stand before each token in its row;
         negative for a token that only pads.
         """
-        tokens, wanted = checked(ids.reshape(-1), self.vocab), checked(targets.reshape(-1), self.vocab)
+        tokens, wanted = checked(ids.reshape(-1), self.vocab_size), checked(targets.reshape(-1), self.vocab_size)
         known = depth.reshape(-1)
-        probs = np.full(len(tokens), 1.0 / self.vocab)
+        probs = np.full(len(tokens), 1.0 / self.vocab_size)
         for size, (level, contexts) in enumerate(self._climb(tokens, known)):
             self._refine(probs, level, contexts, known + 1 >= size, wanted)
         return np.asarray(np.log(probs, out=probs).reshape(ids.shape))
@@ -147,10 +147,10 @@ class Ngram:
         """Refine the probabilities of targets in place by one level. contexts: their numbers, −1 where never seen.
         asked: where there are enough tokens for a context of this length."""
         if not self.interpolated:
-            probs[asked] = 1.0 / self.vocab
+            probs[asked] = 1.0 / self.vocab_size
         known = np.flatnonzero(contexts >= 0)
         probs[known] *= level.gamma[contexts[known]]
-        found = lookup(level.keys, contexts[known] * self.vocab + targets[known])
+        found = lookup(level.keys, contexts[known] * self.vocab_size + targets[known])
         probs[known[found >= 0]] = level.probs[found[found >= 0]]
 
     def start(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
@@ -189,13 +189,13 @@ class Ngram:
         """(B, N, vocab): the distribution of the token after each token; see `log_probs_after`."""
         known = depth.reshape(-1)
         tokens = ids.reshape(-1)
-        checked(tokens[known >= 0], self.vocab)
-        probs = np.full((len(tokens), self.vocab), 1.0 / self.vocab)
+        checked(tokens[known >= 0], self.vocab_size)
+        probs = np.full((len(tokens), self.vocab_size), 1.0 / self.vocab_size)
         for size, (level, contexts) in enumerate(self._climb(tokens, known)):
             if not self.interpolated:
-                probs[known + 1 >= size] = 1.0 / self.vocab
-            _spread(probs, level, contexts, self.vocab)
-        return probs.reshape(*ids.shape, self.vocab)
+                probs[known + 1 >= size] = 1.0 / self.vocab_size
+            _spread(probs, level, contexts, self.vocab_size)
+        return probs.reshape(*ids.shape, self.vocab_size)
 
     def _climb(self, tokens: Integers, depth: NDArray[Any]) -> Iterator[tuple[Level, Integers]]:
         """For each level, at each token: the number of the context that ends with it, or −1 where there is none: too
@@ -207,21 +207,23 @@ class Ngram:
             asked = np.flatnonzero((before >= 0) & (depth >= m - 1))
             contexts = np.full(len(tokens), -1, dtype=np.int64)
             if m < self.order:
-                contexts[asked] = lookup(level.keys, before[asked] * self.vocab + tokens[asked])
+                contexts[asked] = lookup(level.keys, before[asked] * self.vocab_size + tokens[asked])
 
 
-def jelinek_mercer(parts: Sequence[NDArray[Any]], vocab: int, order: int, border: int | None = None) -> JelinekMercer:
+def jelinek_mercer(
+    parts: Sequence[NDArray[Any]], vocab_size: int, order: int, border: int | None = None
+) -> JelinekMercer:
     """Weights found on the last tenth of the parts, with counts of the rest, from short n-grams to long ones."""
-    tokens = np.concatenate([checked(part, vocab) for part in parts])
+    tokens = np.concatenate([checked(part, vocab_size) for part in parts])
     ends = np.cumsum([len(part) for part in parts])
     cut = min(max(1, round(len(tokens) * (1 - HELD_OUT))), len(tokens) - 1)
     kept = [part for part in np.split(tokens[:cut], ends[ends < cut]) if len(part)]
     held = [part for part in np.split(tokens[cut:], ends[ends > cut] - cut) if len(part)]
-    raw = Ngram.fit(kept, vocab, order, Relative(), border=border)
+    raw = Ngram.fit(kept, vocab_size, order, Relative(), border=border)
     text = np.concatenate(held)
     room = np.concatenate([room_of(part, border) for part in held])
     depth = np.where(text == border, 0, room)
-    probs = np.full(len(text), 1.0 / vocab)
+    probs = np.full(len(text), 1.0 / vocab_size)
     weights = []
     for size, (level, contexts) in enumerate(raw._climb(text, depth)):
         contexts = shifted(contexts) if size else contexts
@@ -229,7 +231,7 @@ def jelinek_mercer(parts: Sequence[NDArray[Any]], vocab: int, order: int, border
         known = np.flatnonzero(contexts >= 0)
         known = known[level.gamma[contexts[known]] > 0]
         totals = level.gamma[contexts[known]]
-        found = lookup(level.keys, contexts[known] * vocab + text[known])
+        found = lookup(level.keys, contexts[known] * vocab_size + text[known])
         relative = np.where(found >= 0, level.probs[found], 0.0)
         weights.append(best_weights(relative, totals, probs[known]))
         share = JelinekMercer(tuple(weights)).shares(size + 1, totals)
@@ -237,16 +239,16 @@ def jelinek_mercer(parts: Sequence[NDArray[Any]], vocab: int, order: int, border
     return JelinekMercer(tuple(weights))
 
 
-def _spread(probs: Floats, level: Level, contexts: Integers, vocab: int) -> None:
+def _spread(probs: Floats, level: Level, contexts: Integers, vocab_size: int) -> None:
     """Refine distributions (rows, vocab) in place by one level; rows whose context is −1 stay as they are."""
     rows = np.flatnonzero(contexts >= 0)
     contexts = contexts[rows]
     shares = np.ones(len(probs))
     shares[rows] = level.gamma[contexts]
     probs *= shares[:, None]  # in place: the table may be large
-    first = np.searchsorted(level.keys, contexts * vocab)
-    sizes = np.searchsorted(level.keys, (contexts + 1) * vocab) - first
-    # Successors of one context are neighbours: list first, first + 1, … for every row, end to end.
+    first = np.searchsorted(level.keys, contexts * vocab_size)
+    sizes = np.searchsorted(level.keys, (contexts + 1) * vocab_size) - first
+    # Successors of one context are neighbors: list first, first + 1, … for every row, end to end.
     steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     entries = np.repeat(first, sizes) + steps
-    probs[np.repeat(rows, sizes), level.keys[entries] % vocab] = level.probs[entries]
+    probs[np.repeat(rows, sizes), level.keys[entries] % vocab_size] = level.probs[entries]

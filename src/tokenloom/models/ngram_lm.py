@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.ngram import Ngram, NgramState
-from tokenloom.models.protocols import State
 from tokenloom.models.ngram_smoothing import Level
-from tokenloom.nn.hooks import Taps
+from tokenloom.models.protocols import State
+from tokenloom.nn.hooks import Hooks
 
 
 class NgramModel(nn.Module):
@@ -22,10 +22,10 @@ class NgramModel(nn.Module):
     """
 
     def __init__(
-        self, vocab: int, sizes: Sequence[int], *, interpolated: bool = True, border: int | None = None
+        self, vocab_size: int, sizes: Sequence[int], *, interpolated: bool = True, border: int | None = None
     ) -> None:
         super().__init__()
-        self.vocab, self.order = vocab, len(sizes)
+        self.vocab_size, self.order = vocab_size, len(sizes)
         self.interpolated, self.border = interpolated, border
         for m, (size, contexts) in enumerate(zip(sizes, [1, *sizes], strict=False), start=1):
             self.register_buffer(f"keys_{m}", torch.zeros(size, dtype=torch.int64))
@@ -36,7 +36,7 @@ class NgramModel(nn.Module):
     def of(cls, ngram: Ngram) -> Self:
         """The module of a model that is fitted; it takes over the tables without a copy."""
         sizes = [len(level.keys) for level in ngram.levels]
-        model = cls(ngram.vocab, sizes, interpolated=ngram.interpolated, border=ngram.border)
+        model = cls(ngram.vocab_size, sizes, interpolated=ngram.interpolated, border=ngram.border)
         for m, level in enumerate(ngram.levels, start=1):
             for name in ("keys", "probs", "gamma"):
                 setattr(model, f"{name}_{m}", torch.from_numpy(getattr(level, name)))
@@ -50,14 +50,14 @@ class NgramModel(nn.Module):
             return self.get_buffer(f"{name}_{m}").cpu().numpy()
 
         levels = (Level(table("keys", m), table("probs", m), table("gamma", m)) for m in range(1, self.order + 1))
-        return Ngram(self.vocab, self.order, tuple(levels), self.interpolated, self.border)
+        return Ngram(self.vocab_size, self.order, tuple(levels), self.interpolated, self.border)
 
     @property
     def context(self) -> int:
         """How many of the last tokens a prediction depends on."""
         return self.order - 1
 
-    def forward(self, batch: Batch, cache: None = None, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, cache: None = None, hooks: Hooks | None = None) -> Tensor:
         """log p (B, N, vocab) of the token after each token of the stream "text", in float64."""
         text = batch["text"]
         probs = self.ngram.distributions(text.tokens.cpu().numpy(), text.depths().cpu().numpy())

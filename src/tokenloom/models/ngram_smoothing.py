@@ -18,7 +18,7 @@ Jelinek and Mercer 1980, "Interpolated estimation of Markov source parameters fr
 
 How it is stored. All n-grams of length m are numbered 0, 1, 2, … in sorted order, and one of length m is found by the
 key (number of its first m − 1 tokens) · vocab + last token. Numbers are ranks, not hashes, so that two n-grams cannot
-meet. A context's successors are neighbours in the sorted keys.
+meet. A context's successors are neighbors in the sorted keys.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ class Grams:
     suffixes: Integers
     contexts: int
 
-    def totals(self, vocab: int) -> Floats:
+    def totals(self, vocab_size: int) -> Floats:
         """(contexts,) c(h), how often each context was followed by anything."""
-        return np.bincount(self.keys // vocab, weights=self.counts, minlength=self.contexts).astype(np.float64)
+        return np.bincount(self.keys // vocab_size, weights=self.counts, minlength=self.contexts).astype(np.float64)
 
 
 class Smoothing(Protocol):
     """How counts become probabilities."""
 
-    # Whether shorter n-grams are counted by their left neighbours, and whether shorter contexts have a say.
+    # Whether shorter n-grams are counted by their left neighbors, and whether shorter contexts have a say.
     continuation: ClassVar[bool]
     interpolated: ClassVar[bool]
 
-    def level(self, m: int, grams: Grams, lower: Floats, vocab: int) -> Level:
+    def level(self, m: int, grams: Grams, lower: Floats, vocab_size: int) -> Level:
         """The n-grams of length m. lower: the finished probabilities of the same without their first token."""
         ...
 
@@ -96,11 +96,11 @@ class KneserNey:
     continuation: ClassVar[bool] = True
     interpolated: ClassVar[bool] = True
 
-    def level(self, m: int, grams: Grams, lower: Floats, vocab: int) -> Level:
-        counts, owners = grams.counts, grams.keys // vocab
+    def level(self, m: int, grams: Grams, lower: Floats, vocab_size: int) -> Level:
+        counts, owners = grams.counts, grams.keys // vocab_size
         discounts = _discounts(counts, self.modified)
         taken = np.array(discounts)[np.minimum(counts, 3) - 1]
-        totals = grams.totals(vocab)
+        totals = grams.totals(vocab_size)
         freed = np.bincount(owners, weights=taken, minlength=grams.contexts)
         gamma: Floats = np.divide(freed, totals, out=np.ones(grams.contexts), where=totals > 0)
         probs = (counts - taken) / totals[owners] + gamma[owners] * lower
@@ -115,10 +115,10 @@ class Additive:
     continuation: ClassVar[bool] = False
     interpolated: ClassVar[bool] = False
 
-    def level(self, m: int, grams: Grams, lower: Floats, vocab: int) -> Level:
-        owners = grams.keys // vocab
-        mass = self.alpha * vocab
-        totals = grams.totals(vocab) + mass
+    def level(self, m: int, grams: Grams, lower: Floats, vocab_size: int) -> Level:
+        owners = grams.keys // vocab_size
+        mass = self.alpha * vocab_size
+        totals = grams.totals(vocab_size) + mass
         return Level(grams.keys, (grams.counts + self.alpha) / totals[owners], mass / totals)
 
 
@@ -130,9 +130,9 @@ class JelinekMercer:
     continuation: ClassVar[bool] = False
     interpolated: ClassVar[bool] = True
 
-    def level(self, m: int, grams: Grams, lower: Floats, vocab: int) -> Level:
-        owners = grams.keys // vocab
-        totals = grams.totals(vocab)
+    def level(self, m: int, grams: Grams, lower: Floats, vocab_size: int) -> Level:
+        owners = grams.keys // vocab_size
+        totals = grams.totals(vocab_size)
         share = self.shares(m, totals)
         probs = share[owners] * grams.counts / totals[owners] + (1 - share[owners]) * lower
         return Level(grams.keys, probs, 1 - share)
@@ -150,9 +150,9 @@ class Relative:
     continuation: ClassVar[bool] = False
     interpolated: ClassVar[bool] = True
 
-    def level(self, m: int, grams: Grams, lower: Floats, vocab: int) -> Level:
-        owners = grams.keys // vocab
-        totals = grams.totals(vocab)
+    def level(self, m: int, grams: Grams, lower: Floats, vocab_size: int) -> Level:
+        owners = grams.keys // vocab_size
+        totals = grams.totals(vocab_size)
         return Level(grams.keys, grams.counts / totals[owners], totals)
 
 
@@ -183,14 +183,14 @@ def best_weights(relative: Floats, totals: Floats, lower: Floats) -> tuple[float
 
 
 def levels_of(
-    parts: Sequence[NDArray[Any]], vocab: int, order: int, smoothing: Smoothing, border: int | None = None
+    parts: Sequence[NDArray[Any]], vocab_size: int, order: int, smoothing: Smoothing, border: int | None = None
 ) -> Iterator[Level]:
     """Count the parts and smooth, level after level. See `Ngram.fit`."""
     tokens = np.concatenate(parts)
     room = np.concatenate([room_of(part, border) for part in parts])
-    probs = np.array([1.0 / vocab])
-    for m, grams in enumerate(_counted(tokens, room, vocab, order, smoothing.continuation), start=1):
-        level = smoothing.level(m, grams, probs[grams.suffixes], vocab)
+    probs = np.array([1.0 / vocab_size])
+    for m, grams in enumerate(_counted(tokens, room, vocab_size, order, smoothing.continuation), start=1):
+        level = smoothing.level(m, grams, probs[grams.suffixes], vocab_size)
         yield level
         probs = level.probs
 
@@ -208,14 +208,16 @@ def room_of(ids: NDArray[Any], border: int | None) -> NDArray[np.int32]:
     return room
 
 
-def _counted(tokens: NDArray[Any], room: NDArray[Any], vocab: int, order: int, continuation: bool) -> Iterator[Grams]:
+def _counted(
+    tokens: NDArray[Any], room: NDArray[Any], vocab_size: int, order: int, continuation: bool
+) -> Iterator[Grams]:
     """The n-grams of length 1 … order. Continuation counts of a length are known once the next longer are counted."""
     # At each position: the number of the n-gram of length m − 1 that ends here, or at the token before.
     here = before = np.zeros(len(tokens), dtype=np.int64)
     grams = Grams(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 0)
     for m in range(1, order + 1):
         at = np.flatnonzero(room >= m - 1)
-        longer, inverse = np.unique(before[at] * vocab + tokens[at], return_inverse=True)
+        longer, inverse = np.unique(before[at] * vocab_size + tokens[at], return_inverse=True)
         # An n-gram without its first token is the same at each of its places, so any of them may write it.
         shorter = np.zeros(len(longer), dtype=np.int64)
         shorter[inverse] = here[at]
@@ -232,13 +234,13 @@ def _counted(tokens: NDArray[Any], room: NDArray[Any], vocab: int, order: int, c
     yield grams
 
 
-def checked(ids: NDArray[Any], vocab: int) -> Integers:
+def checked(ids: NDArray[Any], vocab_size: int) -> Integers:
     """The ids as int64, or ValueError where they are no ids of this vocabulary."""
     ids = np.asarray(ids)
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise ValueError(f"ids must be a 1-D integer array, not {ids.ndim}-D {ids.dtype}")
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-        raise ValueError(f"ids must lie in 0 … {vocab - 1}, not {ids.min()} … {ids.max()}")
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ValueError(f"ids must lie in 0 … {vocab_size - 1}, not {ids.min()} … {ids.max()}")
     return ids.astype(np.int64, copy=False)
 
 

@@ -25,7 +25,7 @@ class State(Protocol):
         """A new, independent state holding the given rows (B',), in that order; a row may be taken more than once."""
         ...
 
-    def fork(self, n: int) -> Self:
+    def repeat(self, n: int) -> Self:
         """A new, independent state in which every row stands n times in a row: a a b b for rows a b and n = 2."""
         ...
 
@@ -33,8 +33,8 @@ class State(Protocol):
 OneState = TypeVar("OneState", bound=State)
 
 
-def forked(state: OneState, n: int) -> OneState:
-    """What `fork` gives for a state whose rows can be selected: every row n times in a row."""
+def repeat_rows(state: OneState, n: int) -> OneState:
+    """What `repeat` gives for a state whose rows can be selected: every row n times in a row."""
     return state.select(torch.arange(len(state.lengths), device=state.lengths.device).repeat_interleave(n))
 
 
@@ -42,7 +42,7 @@ class StepModel(Protocol):
     """A model that can be fed token by token, or chunk by chunk."""
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids the model predicts over."""
         ...
 
@@ -65,7 +65,7 @@ class StepModel(Protocol):
         tokens: (B, N) int64, padded on the right. counts: (B,) how many of them are real, at least 1 a row; None
         means all N. Returns log-probabilities (B, N, vocab) in float32 or wider, where [b, n] is the distribution
         of the token after tokens[b, n] and entries past counts[b] mean nothing; and the state after the chunk.
-        The state that was handed in must not be used again (`fork` it first).
+        The state that was handed in must not be used again (`repeat` it first).
         """
         ...
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.protocols import State, forked
-from tokenloom.nn.initialization import Table, constant, framework_linear, initialise, normal, normal_by_inputs
-from tokenloom.nn.recurrent import CELLS, Recurrent, counted_through, fresh_state, through
-from tokenloom.nn.hooks import Taps
+from tokenloom.models.protocols import State, repeat_rows
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import Table, constant, framework_linear, initialize, normal, normal_by_inputs
+from tokenloom.nn.recurrent import CELLS, Recurrent, counted_through, initial_state, through
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RecurrentConfig:
     a token, or None for one-hot."""
 
     cell: str
-    vocab: int
+    vocab_size: int
     context: int
     width: int
     depth: int
@@ -47,24 +47,24 @@ class RecurrentLM(nn.Module):
     def __init__(self, config: RecurrentConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = c = config
-        self.tokens = OneHot(c.vocab) if c.embedding is None else nn.Embedding(c.vocab, c.embedding)
-        inputs = [c.embedding or c.vocab, *[c.width] * (c.depth - 1)]
+        self.tokens = OneHot(c.vocab_size) if c.embedding is None else nn.Embedding(c.vocab_size, c.embedding)
+        inputs = [c.embedding or c.vocab_size, *[c.width] * (c.depth - 1)]
         self.layers = nn.ModuleList([CELLS[c.cell](size, c.width) for size in inputs])
         self.dropout = nn.Dropout(c.dropout)
-        self.readout = nn.Linear(c.width, c.vocab)
-        initialise(self, _table(c), torch.Generator().manual_seed(seed))
+        self.readout = nn.Linear(c.width, c.vocab_size)
+        initialize(self, _table(c), torch.Generator().manual_seed(seed))
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids the model predicts over."""
-        return self.config.vocab
+        return self.config.vocab_size
 
     @property
     def context(self) -> None:
         """A state has no length: nothing in the past is out of reach."""
         return None
 
-    def forward(self, batch: Batch, cache: None = None, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, cache: None = None, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "text". A stream "before" makes the state to begin with, without
         gradients; its segments and those of the text go together. Each document begins from zero."""
         text, before = batch["text"], batch.streams.get("before")
@@ -80,19 +80,19 @@ class RecurrentLM(nn.Module):
             with torch.no_grad():
                 _, state = self._read(before.tokens, None, starts[:, :known])
             starts = starts[:, known:]
-        Y, _ = self._read(text.tokens, state, starts, taps)
+        Y, _ = self._read(text.tokens, state, starts, hooks)
         logits: Tensor = self.readout(Y)
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
     def _read(
-        self, ids: Tensor, state: list[Tensor] | None, starts: Tensor, taps: Taps | None = None
+        self, ids: Tensor, state: list[Tensor] | None, starts: Tensor, hooks: Hooks | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         Y, after = self.dropout(self.tokens(ids)), []
         for number, layer in enumerate(self._stack()):
-            old = fresh_state(layer, Y) if state is None else state[number]
+            old = initial_state(layer, Y) if state is None else state[number]
             Y, new = through(layer, Y, old, starts)
             after.append(new)
-            Y = self.dropout(Y if taps is None else taps.see(f"layers.{number}.out", Y))
+            Y = self.dropout(Y if hooks is None else hooks.record(f"layers.{number}.out", Y))
         return Y, after
 
     def _stack(self) -> list[Recurrent]:
@@ -102,7 +102,7 @@ class RecurrentLM(nn.Module):
         """The state of rows that have read nothing."""
         like = self.readout.weight.detach().new_zeros(batch, 1, 1)
         lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
-        return RecurrentState([fresh_state(layer, like) for layer in self._stack()], lengths)
+        return RecurrentState([initial_state(layer, like) for layer in self._stack()], lengths)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, RecurrentState]:
@@ -153,16 +153,16 @@ class RecurrentState:
         """A state of the given rows, which may repeat."""
         return RecurrentState([layer[:, rows] for layer in self.layers], self.lengths[rows])
 
-    def fork(self, n: int) -> RecurrentState:
+    def repeat(self, n: int) -> RecurrentState:
         """A state in which every row stands n times."""
-        return forked(self, n)
+        return repeat_rows(self, n)
 
 
 def _table(config: RecurrentConfig) -> Table:
     """How each parameter starts: the textbook's draws for the Elman cell, those of torch for the others, but that they
     begin by remembering (Jozefowicz et al. 2015, "An empirical exploration of recurrent network architectures")."""
     # One-hot inputs have one number that is not 0, however many there are: they count as a hundred.
-    first = normal_by_inputs(0.1 * config.vocab**0.5) if config.embedding is None else normal_by_inputs()
+    first = normal_by_inputs(0.1 * config.vocab_size**0.5) if config.embedding is None else normal_by_inputs()
     return [
         ("tokens.weight?", normal(1.0)),
         ("layers.0.W_zx.weight?", first),

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.protocols import State, forked
+from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import MemoryCache
-from tokenloom.nn.initialization import Table, constant, initialise, normal, normal_by_inputs
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import Table, constant, initialize, normal, normal_by_inputs
 from tokenloom.nn.masks import Padding
-from tokenloom.nn.hooks import Taps
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class RecurrentTranslator(nn.Module):
         self.join = nn.Linear(2 * D, D) if c.attention else None
         self.dropout = nn.Dropout(c.dropout)
         self.readout = nn.Linear(D, c.target_vocab)
-        initialise(self, _TABLE, torch.Generator().manual_seed(seed))
+        initialize(self, _TABLE, torch.Generator().manual_seed(seed))
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """How many ids the model predicts over."""
         return self.config.target_vocab
 
@@ -94,7 +94,7 @@ class RecurrentTranslator(nn.Module):
         """The id that a target begins with."""
         return self.config.target_vocab
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "target". Taps: with attention, those of `cross`; the alignment is
         `cross.pattern` (B, 1, N, M)."""
         memory, real, hidden = self.encode(batch["source"])
@@ -105,7 +105,7 @@ class RecurrentTranslator(nn.Module):
             # Back to where the tokens stand.
             index = (torch.arange(O.shape[1], device=O.device) - shift).clamp(min=0)
             O = O.gather(1, index[..., None].expand_as(O))
-        return self.read_out(O, memory, real, taps=taps)
+        return self.read_out(O, memory, real, hooks=hooks)
 
     def encode(self, source: Stream) -> tuple[Tensor, Tensor | None, Tensor]:
         """The states of all source tokens (B, M, D), without padding before them; which are real (B, M); and the state
@@ -143,15 +143,15 @@ class RecurrentTranslator(nn.Module):
         real: Tensor | None,
         *,
         cache: MemoryCache | None = None,
-        taps: Taps | None = None,
+        hooks: Hooks | None = None,
     ) -> Tensor:
         """Logits (B, N, vocab) from the decoder's outputs (B, N, D) and what it looks at."""
         if self.cross is not None and self.join is not None:
-            mask, inner = None if real is None else Padding(real), None if taps is None else taps.within("cross")
-            C = self.cross(O, memory, mask=mask, cache=cache, taps=inner)
+            mask, inner = None if real is None else Padding(real), None if hooks is None else hooks.scope("cross")
+            C = self.cross(O, memory, mask=mask, cache=cache, hooks=inner)
             O = self.dropout(torch.tanh(self.join(torch.cat((O, C), -1))))
         logits: Tensor = self.readout(O)
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
     def decoder_of(self, batch: Batch) -> RecurrentSteps:
         """The model as something that is fed step by step, for the sources of a batch."""
@@ -183,9 +183,9 @@ class RecurrentState:
         memory, real = (None if one is None else one[rows] for one in (self.memory, self.real))
         return RecurrentState(self.hidden[:, rows], self.lengths[rows], memory, real, self.cache.select(rows))
 
-    def fork(self, n: int) -> RecurrentState:
+    def repeat(self, n: int) -> RecurrentState:
         """An independent state in which every row stands n times."""
-        return forked(self, n)
+        return repeat_rows(self, n)
 
 
 class RecurrentSteps:
@@ -195,7 +195,7 @@ class RecurrentSteps:
 
     @torch.no_grad()
     def __init__(self, model: RecurrentTranslator, source: Stream) -> None:
-        self.model, self.vocab = model, model.vocab
+        self.model, self.vocab_size = model, model.vocab_size
         self.device = model.readout.weight.device
         self._memory, self._real, self._hidden = model.encode(source.to(self.device))
 

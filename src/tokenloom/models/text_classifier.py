@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.encoder import EncoderBody, EncoderConfig, class_token, mean_over_real
-from tokenloom.nn.initialization import constant, initialise
-from tokenloom.nn.hooks import Taps
+from tokenloom.models.encoder import EncoderBackbone, EncoderConfig, class_token, mean_over_real
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import constant, initialize
 
 _PRIME = 2_147_483_647
 
@@ -29,7 +29,7 @@ class ClassifierConfig(EncoderConfig):
     buckets: int = 1 << 16
 
 
-class Readout(nn.Module):
+class ClassificationHead(nn.Module):
     """W [x_class; mean_n x_n; max_n x_n] + b + Σ_g e(g) / √G over the G n-grams g of the text.
 
     Everything starts at zero, so that a fresh readout gives each class the same probability.
@@ -41,7 +41,7 @@ class Readout(nn.Module):
         self.pooled = nn.Linear(3 * config.width, config.outputs)
         self.bag = nn.Embedding(config.buckets, config.outputs) if config.grams else None
         self.dropout = nn.Dropout(config.dropout)
-        initialise(self, [("*", constant(0.0))], torch.Generator())
+        initialize(self, [("*", constant(0.0))], torch.Generator())
 
     def forward(self, X: Tensor, text: Stream) -> Tensor:
         """X: the body's features (B, N, D) of the stream → logits (B, outputs)."""
@@ -78,17 +78,17 @@ def _maximum(X: Tensor, real: Tensor | None) -> Tensor:
 
 
 class TextClassifier(nn.Module):
-    """The encoder's body and a `Readout`: logits (B, outputs) for the stream "text", whose rows begin with the class
+    """The encoder's body and a `ClassificationHead`: logits (B, outputs) for the stream "text", whose rows begin with the class
     token."""
 
     def __init__(self, config: ClassifierConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.body = EncoderBody(config, seed)
-        self.readout = Readout(config)
+        self.body = EncoderBackbone(config, seed)
+        self.readout = ClassificationHead(config)
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, outputs)."""
         text = batch["text"]
-        logits: Tensor = self.readout(self.body(text, taps), text)
-        return logits if taps is None else taps.see("logits", logits)
+        logits: Tensor = self.readout(self.body(text, hooks), text)
+        return logits if hooks is None else hooks.record("logits", logits)

@@ -13,11 +13,11 @@ from torch.nn.functional import interpolate
 from tokenloom.models.batch import Batch
 from tokenloom.models.encoder import mean_over_real
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.initialization import Table, constant, initialise, normal, normal_by_inputs
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.initialization import Table, constant, initialize, normal, normal_by_inputs
 from tokenloom.nn.masks import Padding
 from tokenloom.nn.parts import make_mlp, make_norm
 from tokenloom.nn.positions import Learned, Positions, Sinusoidal
-from tokenloom.nn.hooks import Taps
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 READS = ("class", "mean")
@@ -42,7 +42,7 @@ class VisionConfig:
     positions: str = "learned"
     mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "relu2", "bias": False})
     norm: str = "layer"
-    head_norm: str | None = None
+    qk_norm: str | None = None
     bias: bool = False
     dropout: float = 0.0
     start: str = "modern"
@@ -72,7 +72,7 @@ class Sinusoidal2D(Positions):
         return X + r * (positions > 0)[..., None]
 
 
-class VisionBody(nn.Module):
+class VisionBackbone(nn.Module):
     """Linear patch embedding, class token, positions → bidirectional transformer."""
 
     def __init__(self, config: VisionConfig) -> None:
@@ -87,7 +87,7 @@ class VisionBody(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = Transformer([_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
 
-    def forward(self, patches: Tensor, real: Tensor | None, positions: Tensor, taps: Taps | None = None) -> Tensor:
+    def forward(self, patches: Tensor, real: Tensor | None, positions: Tensor, hooks: Hooks | None = None) -> Tensor:
         """patches: (B, N, P); positions: (B or 1, N), from 0 → (B, N or N + 1, D), the class token first."""
         X = self.embedding(patches.to(self.embedding.weight.dtype))
         places = positions + 1
@@ -97,9 +97,9 @@ class VisionBody(nn.Module):
             if real is not None:
                 real = torch.cat((torch.ones_like(real[:, :1]), real), dim=1)
         X = self.dropout(self.positions.add(X, places))
-        if taps is not None:
-            X = taps.see("embedded", X)
-        Y: Tensor = self.transformer(X, mask=None if real is None else Padding(real), taps=taps)
+        if hooks is not None:
+            X = hooks.record("embedded", X)
+        Y: Tensor = self.transformer(X, mask=None if real is None else Padding(real), hooks=hooks)
         return Y
 
 
@@ -116,12 +116,12 @@ def resized_positions(table: Tensor, grid: tuple[int, int], new: tuple[int, int]
 
 
 def _layer(config: VisionConfig) -> TransformerLayer:
-    head_norm = config.head_norm
+    qk_norm = config.qk_norm
     attention = MultiHeadAttention(
         config.width,
         config.heads,
         bias=config.bias,
-        head_norm=None if head_norm is None else lambda width: make_norm(head_norm, width),
+        qk_norm=None if qk_norm is None else lambda width: make_norm(qk_norm, width),
     )
     mlp = make_mlp(config.mlp, config.width)
     return TransformerLayer(attention, mlp, lambda: make_norm(config.norm, config.width), dropout=config.dropout)
@@ -133,17 +133,17 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: VisionConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.body = VisionBody(config)
+        self.body = VisionBackbone(config)
         self.readout = nn.Linear(config.width, config.outputs)
-        initialise(self, _table(config), torch.Generator().manual_seed(seed))
+        initialize(self, _table(config), torch.Generator().manual_seed(seed))
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, outputs). No token sees a patch that is not real."""
         image = batch["image"]
-        X = self.body(image.tokens, image.real, image.positions_or_count(), taps)
+        X = self.body(image.tokens, image.real, image.positions_or_count(), hooks)
         X = X[:, 0] if self.config.read == "class" else mean_over_real(X, image.real)
         logits: Tensor = self.readout(X)
-        return logits if taps is None else taps.see("logits", logits)
+        return logits if hooks is None else hooks.record("logits", logits)
 
 
 def _table(config: VisionConfig) -> Table:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.nn.vector_quantizer import Codebook
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.vector_quantizer import VectorQuantizer
 
 
 @dataclass(frozen=True)
-class ImageCodesConfig:
+class VQVAEConfig:
     """Sizes. height, width, channels: of the pictures. factor: pixels along a code's side, a power of two. codes: K.
     features: inside the network. depth: features of a code's vector."""
 
@@ -41,7 +41,7 @@ class ImageCodesConfig:
 
 
 class Coded(NamedTuple):
-    """pictures (B, H·W, C): as they come back. codes (B, h·w) int64, row by row. commitment (B, h·w): see `Codebook`.
+    """pictures (B, H·W, C): as they come back. codes (B, h·w) int64, row by row. commitment (B, h·w): see `VectorQuantizer`.
 
     All with gradients, but for the codes.
     """
@@ -65,10 +65,10 @@ class Residual(nn.Module):
         return X + Y
 
 
-class ImageCodes(nn.Module):
+class VQVAE(nn.Module):
     """Strided convolutions → nearest code → transposed convolutions. The stream "picture" has (B, H·W, C) in 0 … 1."""
 
-    def __init__(self, config: ImageCodesConfig, seed: int = 0) -> None:
+    def __init__(self, config: VQVAEConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = c = config
         if c.factor < 2 or c.factor & (c.factor - 1):
@@ -87,7 +87,7 @@ class ImageCodes(nn.Module):
             W = widths[-1]
             self.encoder = nn.Sequential(*down[:-1], Residual(W), nn.ReLU(), nn.Conv2d(W, c.depth, 1))
             self.decoder = nn.Sequential(nn.Conv2d(c.depth, W, 3, padding=1), Residual(W), *up)
-        self.codebook = Codebook(c.codes, c.depth)
+        self.codebook = VectorQuantizer(c.codes, c.depth)
 
     @property
     def places(self) -> dict[str, int]:
@@ -104,7 +104,7 @@ class ImageCodes(nn.Module):
                 here *= part.stride[0] * part.stride[1]
         return found
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> Coded:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Coded:
         """Only pictures that have a target that counts teach the codebook, and all do where there are no targets."""
         X = batch["picture"].tokens
         targets = batch.targets.get("loss")
@@ -116,7 +116,7 @@ class ImageCodes(nn.Module):
         return Coded(self._pictures(vectors.view_as(Z)), codes.view(B, -1), commitment.view(B, -1))
 
     def features(self, X: Tensor) -> Tensor:
-        """What is quantised, (B, h·w, depth), of pictures (B, H·W, C)."""
+        """What is quantized, (B, h·w, depth), of pictures (B, H·W, C)."""
         c = self.config
         h, w = c.grid
         X = X.to(self.codebook.vectors.dtype)

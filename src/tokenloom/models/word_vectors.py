@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tokenloom.models.batch import Batch
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
 
-Kind = Literal["skip-gram", "cbow"]
+ModelFamily = Literal["skip-gram", "cbow"]
 # So many words of a row are held against their surroundings in one product of matrices.
 BLOCK = 16
 
@@ -34,16 +34,16 @@ class WordVectors(nn.Module):
     in shared and distributed memory".
     """
 
-    def __init__(self, kind: Kind, vocab: int, width: int, window: int, seed: int = 0) -> None:
+    def __init__(self, kind: ModelFamily, vocab_size: int, width: int, window: int, seed: int = 0) -> None:
         super().__init__()
         self.kind, self.window = kind, window
-        self.words = nn.Embedding(vocab, width)
-        self.outputs = nn.Embedding(vocab, width)
+        self.words = nn.Embedding(vocab_size, width)
+        self.outputs = nn.Embedding(vocab_size, width)
         generator = torch.Generator().manual_seed(seed)
         nn.init.uniform_(self.words.weight, -0.5 / width, 0.5 / width, generator=generator)
         nn.init.zeros_(self.outputs.weight)
 
-    def forward(self, batch: Batch, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> tuple[Tensor, Tensor]:
         """Streams: "words", ids (B, N); "around", features (B, N, 2 window), 1 where a word is; "negatives", (B, S)."""
         ids, negatives = batch["words"].tokens, self.outputs(batch["negatives"].tokens)
         if self.kind == "skip-gram":
@@ -79,7 +79,7 @@ def surroundings(segments: Tensor, reach: Tensor, window: int) -> Tensor:
     return _without_middle(inside, window)
 
 
-def neighbours_of(ids: Tensor, window: int) -> Tensor:
+def neighbors_of(ids: Tensor, window: int) -> Tensor:
     """The ids at the places around each place, 0 beyond the ends: (B, N) → (B, N, 2 window)."""
     return _without_middle(pad(ids, (window, window)).unfold(1, 2 * window + 1, 1), window)
 

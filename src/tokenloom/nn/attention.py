@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenloom.kernels import functions as kernels
 from tokenloom.nn.cache import LayerCache
-from tokenloom.nn.masks import Both, Causal, Mask, Padding, materialise
-from tokenloom.nn.positions import Placement, rotate
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.masks import And, Causal, Mask, Padding, to_dense
+from tokenloom.nn.positions import PositionInfo, rotate
 
 # The fused road asks a mask for about this many entries at a time, so that memory stays linear in N.
 BLOCK_ENTRIES = 1 << 22
@@ -77,17 +77,17 @@ def explicit_attention(
     scores = attention_scores(Q, K, mask, bias)
     # Without a mask no row can be empty, and the passes that look for one are spared.
     A = scores.softmax(-1) if mask is None else attention_weights(scores)
-    return A @ _for_each_head(V, Q.shape[1]), A
+    return A @ repeat_kv(V, Q.shape[1]), A
 
 
 def attention_scores(Q: Tensor, K: Tensor, mask: Mask | None, bias: Tensor | None) -> Tensor:
     """Q Kᵀ / √Dh + bias, with −∞ where the mask forbids: (B, H, N, M)."""
     # Dividing the queries is a pass over N × Dh numbers in the place of N × M.
-    scores = (Q / math.sqrt(Q.shape[-1])) @ _for_each_head(K, Q.shape[1]).transpose(-2, -1)
+    scores = (Q / math.sqrt(Q.shape[-1])) @ repeat_kv(K, Q.shape[1]).transpose(-2, -1)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     if mask is not None:
-        scores = scores.masked_fill(~materialise(mask, Q.shape[-2], K.shape[-2], Q.device), -math.inf)
+        scores = scores.masked_fill(~to_dense(mask, Q.shape[-2], K.shape[-2], Q.device), -math.inf)
     return scores
 
 
@@ -112,7 +112,7 @@ def fused_attention(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None = None, b
         B, Hk = K.shape[:2]
         Y = scaled_dot_product_attention(Q.view(B, Hk, H // Hk, Q.shape[-1]), K, V)
         return Y.reshape(B, H, 1, V.shape[-1])
-    K, V = _for_each_head(K, H), _for_each_head(V, H)
+    K, V = repeat_kv(K, H), repeat_kv(V, H)
     if bias is None and mask is None:
         return scaled_dot_product_attention(Q, K, V)
     if bias is None and offset == 0 and N == M:
@@ -127,7 +127,7 @@ def fused_attention(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None = None, b
 def _native(Q: Tensor, K: Tensor, V: Tensor, mask: Mask | None) -> Tensor | None:
     """By our own kernel where there is one for this mask and these tensors, else None."""
     causal, real = False, None
-    for part in (mask.first, mask.second) if isinstance(mask, Both) else (mask,):
+    for part in (mask.first, mask.second) if isinstance(mask, And) else (mask,):
         if isinstance(part, Padding) and real is None:
             real = part.real
         elif isinstance(part, Causal) and isinstance(part.offset, int) and part.offset == 0:
@@ -174,7 +174,7 @@ def _masked_block(
     if mask is None:
         return scaled_dot_product_attention(Q, K, V, attn_mask=bias)
     if (start, stop, low, high) == (0, N, 0, M):
-        allowed = materialise(mask, N, M, Q.device)
+        allowed = to_dense(mask, N, M, Q.device)
     else:
         allowed = mask.allowed(torch.arange(start, stop, device=Q.device), torch.arange(low, high, device=Q.device))
     if mask.always_something(N, M):
@@ -193,7 +193,7 @@ def _as_four(scores: Tensor) -> Tensor:
     return scores if scores.dim() == 4 else scores[(None,) * (4 - scores.dim())]
 
 
-def _for_each_head(K: Tensor, H: int) -> Tensor:
+def repeat_kv(K: Tensor, H: int) -> Tensor:
     """Key–value heads repeated so that there is one for each of the H query heads."""
     return K if K.shape[1] == H else K.repeat_interleave(H // K.shape[1], dim=1)
 
@@ -232,7 +232,7 @@ class MultiHeadAttention(nn.Module):
         kv_heads: int | None = None,
         memory_width: int | None = None,
         bias: bool = False,
-        head_norm: Callable[[int], nn.Module] | None = None,
+        qk_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -246,8 +246,8 @@ class MultiHeadAttention(nn.Module):
         self.W_k = nn.Linear(memory_width, kv_heads * self.head_width, bias=bias)
         self.W_v = nn.Linear(memory_width, kv_heads * self.head_width, bias=bias)
         self.W_o = nn.Linear(width, width, bias=bias)
-        self.norm_q = None if head_norm is None else head_norm(self.head_width)
-        self.norm_k = None if head_norm is None else head_norm(self.head_width)
+        self.norm_q = None if qk_norm is None else qk_norm(self.head_width)
+        self.norm_k = None if qk_norm is None else qk_norm(self.head_width)
 
     def forward(
         self,
@@ -255,9 +255,9 @@ class MultiHeadAttention(nn.Module):
         memory: Tensor | None = None,
         *,
         mask: Mask | None = None,
-        placement: Placement | None = None,
+        position_info: PositionInfo | None = None,
         cache: LayerCache | None = None,
-        taps: Taps | None = None,
+        hooks: Hooks | None = None,
     ) -> Tensor:
         """X: (B, N, D) asks; memory: (B, M, D') is asked, X itself when None. Returns (B, N, D).
 
@@ -266,38 +266,38 @@ class MultiHeadAttention(nn.Module):
         Taps: `attn_scores` and `pattern` (B, H, N, M), and `attn_heads` (B, N, H, Dh), each head's own result.
         """
         Q = self._split(self.W_q(X), self.heads, self.norm_q)
-        K, V = self._keys_values(X, memory, placement, cache)
+        K, V = self._keys_values(X, memory, position_info, cache)
         bias = None
-        if placement is not None and memory is None:
-            bias = placement.bias
-            if placement.rotation is not None:
-                Q = rotate(Q, placement.rotation)
-        if taps is not None and taps.wants("attn_scores", "pattern"):
-            scores = taps.see("attn_scores", attention_scores(Q, K, mask, bias))
-            A = taps.see("pattern", attention_weights(scores))
-            Y = A @ _for_each_head(V, self.heads)
+        if position_info is not None and memory is None:
+            bias = position_info.bias
+            if position_info.rotation is not None:
+                Q = rotate(Q, position_info.rotation)
+        if hooks is not None and hooks.active("attn_scores", "pattern"):
+            scores = hooks.record("attn_scores", attention_scores(Q, K, mask, bias))
+            A = hooks.record("pattern", attention_weights(scores))
+            Y = A @ repeat_kv(V, self.heads)
         else:
             Y = attention(Q, K, V, mask, bias)
         Y = Y.transpose(1, 2)
-        if taps is not None:
-            Y = taps.see("attn_heads", Y)
+        if hooks is not None:
+            Y = hooks.record("attn_heads", Y)
         result: Tensor = self.W_o(Y.flatten(-2))
         return result
 
     def _keys_values(
-        self, X: Tensor, memory: Tensor | None, placement: Placement | None, cache: LayerCache | None
+        self, X: Tensor, memory: Tensor | None, position_info: PositionInfo | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor]:
         if cache is not None and cache.complete:
             return cache.stored()
         source = X if memory is None else memory
         K = self._split(self.W_k(source), self.kv_heads, self.norm_k)
         V = self._split(self.W_v(source), self.kv_heads)
-        if memory is None and placement is not None and placement.rotation is not None:
-            K = rotate(K, placement.rotation)
+        if memory is None and position_info is not None and position_info.rotation is not None:
+            K = rotate(K, position_info.rotation)
         return (K, V) if cache is None else cache.extend(K, V)
 
     def _split(self, X: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(B, N, heads·Dh) → (B, heads, N, Dh), each head normalised. The memory order stays, so that heads which are
+        """(B, N, heads·Dh) → (B, heads, N, Dh), each head normalized. The memory order stays, so that heads which are
         put together again afterwards are not copied."""
         Y = X.view(*X.shape[:-1], heads, self.head_width)
         return (Y if norm is None else norm(Y)).transpose(1, 2)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokenloom.nn.masks import Causal, Dense, Mask
+from tokenloom.nn.masks import Causal, DenseMask, Mask
 
 # Bytes from which zeros are made page by page.
 _LARGE = 1 << 18
@@ -138,7 +138,9 @@ class KeyValueCache:
         else:
             # Slots past a row's length hold leftovers; causality hides them, since slot = position. A mask for one
             # query is small enough to be made here once for all layers.
-            mask = Dense((slots <= self.lengths[:, None])[:, None], something=True) if N == 1 else Causal(self.lengths)
+            mask = (
+                DenseMask((slots <= self.lengths[:, None])[:, None], something=True) if N == 1 else Causal(self.lengths)
+            )
             self._chunk = Chunk(self.lengths[:, None] + self._slots[:, :N], slots, mask)
         return self._chunk
 
@@ -149,11 +151,11 @@ class KeyValueCache:
             if self.even and self.longest < W:
                 return Chunk(positions, self._slots[:, : self.longest + 1], None)
             keys = self._slot_positions(self.lengths + 1)
-            return Chunk(positions, keys, None if self.even else Dense((keys >= 0)[:, None], something=True))
+            return Chunk(positions, keys, None if self.even else DenseMask((keys >= 0)[:, None], something=True))
         keys = torch.cat((self._slot_positions(self.lengths), positions), dim=1)
         apart = positions[:, :, None] - keys[:, None, :]
         visible = (keys[:, None] >= 0) & (apart >= 0) & (apart < W)
-        return Chunk(positions, keys, Dense(visible, something=True))
+        return Chunk(positions, keys, DenseMask(visible, something=True))
 
     def _slot_positions(self, lengths: Tensor) -> Tensor:
         """The position held by each slot of the ring, (B, window), when rows have these lengths; negative if empty."""
@@ -221,7 +223,7 @@ class KeyValueCache:
             chosen._measure()
         return chosen
 
-    def fork(self, n: int) -> KeyValueCache:
+    def repeat(self, n: int) -> KeyValueCache:
         """A new cache in which every row stands n times: a a b b for rows a b and n = 2."""
         return self.select(torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(n))
 

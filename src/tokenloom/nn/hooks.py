@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 
-class Taps:
+class Hooks:
     """Which intermediates to keep, and which to change, by name: `layers.0.pattern`, `layers.*.resid_post`.
 
     want: a name or pattern (`*` matches anything), or several. edit: for a name or pattern, a function whose result
@@ -26,19 +26,19 @@ class Taps:
         self._scope = ""
         self.values: dict[str, Tensor] = {}
 
-    def within(self, name: str) -> Taps:
+    def scope(self, name: str) -> Hooks:
         """The same taps as seen from inside a part: names are prefixed with the part's."""
-        inner = Taps.__new__(Taps)
+        inner = Hooks.__new__(Hooks)
         inner._want, inner._edit, inner.values = self._want, self._edit, self.values
         inner._scope = f"{self._scope}{name}."
         return inner
 
-    def wants(self, *names: str) -> bool:
+    def active(self, *names: str) -> bool:
         """Whether any of these names would be kept or changed here."""
         patterns = (*self._want, *self._edit)
         return any(fnmatchcase(self._scope + name, pattern) for name in names for pattern in patterns)
 
-    def see(self, name: str, value: Tensor) -> Tensor:
+    def record(self, name: str, value: Tensor) -> Tensor:
         """Show a value under a name; what comes back takes its place."""
         full = self._scope + name
         for pattern, change in self._edit.items():

@@ -17,7 +17,7 @@ Rule = Callable[[Tensor, nn.Module, Generator], None]
 Table = Sequence[tuple[str, Rule]]
 
 
-def initialise(model: nn.Module, table: Table, generator: Generator) -> None:
+def initialize(model: nn.Module, table: Table, generator: Generator) -> None:
     """Set every parameter by the first row of the table whose pattern matches its name, in the model's order.
 
     A pattern that ends in `?` may go unused: it serves a part that a config can leave out.
@@ -36,10 +36,10 @@ def initialise(model: nn.Module, table: Table, generator: Generator) -> None:
             used.add(row[0])
             row[1](parameter, model.get_submodule(name.rpartition(".")[0]), generator)
     if missing:
-        raise ValueError(f"the initialisation table does not name: {', '.join(missing)}")
+        raise ValueError(f"the initialization table does not name: {', '.join(missing)}")
     idle = [pattern for pattern, _ in table if pattern not in used and not pattern.endswith("?")]
     if idle:
-        raise ValueError(f"the initialisation table names no parameter with: {', '.join(idle)}")
+        raise ValueError(f"the initialization table names no parameter with: {', '.join(idle)}")
 
 
 def normal(std: float) -> Rule:

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a linear map that stays as it is, and a small change beside it that is learnt (Hu et al. 2021)."""
+"""Low-rank adapters: a linear map that stays as it is, and a small change beside it that is learned (Hu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class LowRank(nn.Module):
+class LoRALinear(nn.Module):
     """Y = X W₀ + X A B + b, with W₀ and b frozen, A (inputs × R) and B (R × outputs) trained.
 
     A starts as N(0, 1)/√inputs and B as zero, so that a fresh adapter changes nothing. `merge` adds A B to W₀, after
@@ -67,16 +67,16 @@ class LowRank(nn.Module):
             self._unmerged = None
 
 
-def adapt(
+def apply_lora(
     model: nn.Module, rank: int, names: Iterable[str] = ("W_q", "W_v"), generator: torch.Generator | None = None
-) -> list[LowRank]:
+) -> list[LoRALinear]:
     """Freeze a model, and put an adapter around every linear map whose own name is one of `names`; returns them in
     order. Raises ValueError where no map has such a name."""
     wanted = set(names)
     found = [
         (parent, name, child)
         for parent in model.modules()
-        if not isinstance(parent, LowRank)
+        if not isinstance(parent, LoRALinear)
         for name, child in parent.named_children()
         if name in wanted and isinstance(child, nn.Linear)
     ]
@@ -85,7 +85,7 @@ def adapt(
     model.requires_grad_(False)
     adapters = []
     for parent, name, child in found:
-        adapter = LowRank(child, rank, generator)
+        adapter = LoRALinear(child, rank, generator)
         setattr(parent, name, adapter)
         adapters.append(adapter)
     return adapters

@@ -1,6 +1,6 @@
 """Masks: which keys each query may attend to, as small values that know their kind and combine with `&`.
 
-A mask is never stored as an N×M tensor unless somebody made it one (`Dense`). The fused road of `attention` asks
+A mask is never stored as an N×M tensor unless somebody made it one (`DenseMask`). The fused road of `attention` asks
 for the cheapest form, and both roads can ask for any rectangle of it.
 
 Indices count along the tensors as they are handed to `attention`: query n = 0 … N−1, key m = 0 … M−1. Where keys
@@ -41,7 +41,7 @@ class Mask(ABC):
 
     def __and__(self, other: Mask) -> Mask:
         """Both must allow."""
-        return Both(self, other)
+        return And(self, other)
 
 
 def _per_row(value: int | Tensor) -> int | Tensor:
@@ -50,7 +50,7 @@ def _per_row(value: int | Tensor) -> int | Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Both(Mask):
+class And(Mask):
     """The conjunction of two masks."""
 
     first: Mask
@@ -96,8 +96,8 @@ class Causal(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Mask):
-    """Query n sees the `width` keys that end with its own: m > n + offset − width. Usually `Causal(…) & Window(…)`."""
+class SlidingWindow(Mask):
+    """Query n sees the `width` keys that end with its own: m > n + offset − width. Usually `Causal(…) & SlidingWindow(…)`."""
 
     width: int
     offset: int | Tensor = 0
@@ -179,7 +179,7 @@ class Segments(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Dense(Mask):
+class DenseMask(Mask):
     """Any mask at all, written out.
 
     tensor: bool, (N, M), (B, N, M) or (B, H, N, M); True = may attend. Costs N·M bytes: the other kinds do not.
@@ -204,8 +204,8 @@ class Dense(Mask):
         return self.something
 
 
-def materialise(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
+def to_dense(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
     """The whole mask, bool, broadcastable to (B, H, N, M)."""
-    if isinstance(mask, Dense) and mask.tensor.shape[-2:] == (N, M):
+    if isinstance(mask, DenseMask) and mask.tensor.shape[-2:] == (N, M):
         return mask.tensor[:, None] if mask.tensor.dim() == 3 else mask.tensor  # no need of a copy
     return mask.allowed(torch.arange(N, device=device), torch.arange(M, device=device))

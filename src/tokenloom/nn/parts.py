@@ -25,7 +25,7 @@ def make_norm(kind: str, width: int) -> nn.Module:
     raise ValueError(f"no norm {kind!r}: there are layer, rms, rms-plain")
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """w ⊙ x / √(mean(x²) + ε), in half the passes of the framework's, which is composed of seven operations on a CPU.
 
     Only X is saved, and the backward pass is made of differentiable operations, so the second derivative is right too.
@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
             return F.rms_norm(wide, X.shape[-1:], weight, self.eps).to(self._result(X))
         Y = rms_norm(wide, self.weight, self.eps)
         if Y is None:
-            Y = _Normalise.apply(wide, self.weight, self.eps)  # type: ignore[no-untyped-call]
+            Y = _Normalize.apply(wide, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return Y.to(self._result(X))
 
     def _result(self, X: Tensor) -> torch.dtype:

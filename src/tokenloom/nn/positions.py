@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Rotation(NamedTuple):
+class RotaryTables(NamedTuple):
     """cos and sin of the angle by which each feature turns with its partner: each (B or 1, 1, N, Dh).
 
     The sine of a first partner is stored with its sign turned, so that a rotation is x · cos + partner · sin.
@@ -25,10 +25,10 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
-class Placement(NamedTuple):
+class PositionInfo(NamedTuple):
     """What a position part hands to every attention of a forward pass."""
 
-    rotation: Rotation | None = None
+    rotation: RotaryTables | None = None
     bias: Tensor | None = None
 
 
@@ -41,7 +41,7 @@ class Positions(nn.Module):
         """X with what belongs to its positions added. X: (B, N, D); positions: (B or 1, N) int64."""
         return X
 
-    def rotation(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Rotation | None:
+    def rotation(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> RotaryTables | None:
         """The rotation of queries and keys at these positions, (B or 1, N), for a model of this dtype."""
         return None
 
@@ -49,9 +49,11 @@ class Positions(nn.Module):
         """The bias on the scores, (B or 1, H, N, M), from positions (B or 1, N) and (B or 1, M)."""
         return None
 
-    def placement(self, queries: Tensor, keys: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Placement:
+    def position_info(
+        self, queries: Tensor, keys: Tensor | None = None, dtype: torch.dtype = torch.float32
+    ) -> PositionInfo:
         """What attention needs, for queries at these positions and keys at theirs (the same when None)."""
-        return Placement(self.rotation(queries, dtype), self.bias(queries, queries if keys is None else keys))
+        return PositionInfo(self.rotation(queries, dtype), self.bias(queries, queries if keys is None else keys))
 
 
 def _exact(device: torch.device) -> torch.dtype:
@@ -117,7 +119,7 @@ class Rotary(Positions):
             raise ValueError(f"rotary positions need base > 0 and scaling > 0, not {base} and {scaling}")
         self.head_width, self.base, self.scaling = head_width, base, scaling
 
-    def rotation(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Rotation:
+    def rotation(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> RotaryTables:
         exact = _exact(positions.device)
         j = torch.arange(self.head_width // 2, device=positions.device, dtype=exact)
         speeds = torch.pow(self.base, j * (-2.0 / self.head_width)) / self.scaling
@@ -125,10 +127,10 @@ class Rotary(Positions):
         cos, sin = angles.cos(), angles.sin()
         # Half precision is too coarse for the tables; `rotate` rounds the result alone.
         kept = dtype if dtype == torch.float64 else torch.float32
-        return Rotation(torch.cat((cos, cos), dim=-1).to(kept), torch.cat((-sin, sin), dim=-1).to(kept))
+        return RotaryTables(torch.cat((cos, cos), dim=-1).to(kept), torch.cat((-sin, sin), dim=-1).to(kept))
 
 
-def rotate(X: Tensor, rotation: Rotation) -> Tensor:
+def rotate(X: Tensor, rotation: RotaryTables) -> Tensor:
     """Turn the pairs (j, j + Dh/2) of X (B, H, N, Dh) by the angles of `rotation`."""
     partner = X.roll(X.shape[-1] // 2, dims=-1)
     return (X * rotation.cos + partner * rotation.sin).to(X.dtype)
@@ -150,7 +152,7 @@ class RelativeBias(Positions):
         return self.table[offsets + self.reach].permute(0, 3, 1, 2)
 
 
-class FixedSlopes(Positions):
+class ALiBi(Positions):
     """bias[h, n, m] = −s_h |n − m| with slopes s_h = 2^(−8 h / H), h = 1 … H. Nothing is learned.
 
     Source: Press et al. 2022, "Train short, test long" (ALiBi).
@@ -183,7 +185,7 @@ def make_positions(
         "sinusoidal": lambda **rest: Sinusoidal(width, **rest),
         "rotary": lambda **rest: Rotary(head_width, **rest),
         "relative-bias": lambda **rest: RelativeBias(heads, **{"reach": limit, **rest}),
-        "fixed-slopes": lambda **rest: FixedSlopes(heads, **rest),
+        "fixed-slopes": lambda **rest: ALiBi(heads, **rest),
     }
     if kind not in makers:
         raise ValueError(f"no position part {kind!r}: there are {', '.join(makers)}")

@@ -74,7 +74,7 @@ Recurrent = Elman | LSTM | GRU
 CELLS: dict[str, type[Elman] | type[LSTM] | type[GRU]] = {"rnn": Elman, "lstm": LSTM, "gru": GRU}
 
 
-def fresh_state(layer: Recurrent, like: Tensor) -> Tensor:
+def initial_state(layer: Recurrent, like: Tensor) -> Tensor:
     """Zeros (S, B, M) for the rows of X (B, N, inputs)."""
     return like.new_zeros(layer.parts, len(like), layer.width)
 
@@ -107,7 +107,7 @@ def gradients_through_time(layer: Recurrent, X: Tensor, error: Tensor) -> Tensor
     X: (N, inputs), one row. error: (S · M,), a linear error of the last state. The product of Jacobians in it is what
     vanishes or explodes. (Bengio et al. 1994, "Learning long-term dependencies with gradient descent is difficult".)
     """
-    state = fresh_state(layer, X[None])
+    state = initial_state(layer, X[None])
     states = []
     for x in X:
         _, state = layer(x[None, None], state)

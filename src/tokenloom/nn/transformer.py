@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache, LayerCache
+from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.masks import Mask
-from tokenloom.nn.positions import Placement
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.positions import PositionInfo
 
 
 class TransformerLayer(nn.Module):
@@ -50,11 +50,11 @@ class TransformerLayer(nn.Module):
         X: Tensor,
         *,
         mask: Mask | None = None,
-        placement: Placement | None = None,
+        position_info: PositionInfo | None = None,
         memory: Tensor | None = None,
         memory_mask: Mask | None = None,
         cache: tuple[LayerCache, LayerCache] | None = None,
-        taps: Taps | None = None,
+        hooks: Hooks | None = None,
     ) -> Tensor:
         """X: (B, N, D) → (B, N, D). memory: (B, M, D'), with a mask of its own. cache: of itself and of the memory.
 
@@ -65,35 +65,35 @@ class TransformerLayer(nn.Module):
         `mlp_out`, `resid_post`, all (B, N, D), and those of attention.
         """
         own, other = (None, None) if cache is None else cache
-        if taps is not None:
-            X = taps.see("resid_pre", X)
+        if hooks is not None:
+            X = hooks.record("resid_pre", X)
 
         def attend(Z: Tensor) -> Tensor:
-            Y: Tensor = self.attention(Z, mask=mask, placement=placement, cache=own, taps=taps)
+            Y: Tensor = self.attention(Z, mask=mask, position_info=position_info, cache=own, hooks=hooks)
             return Y
 
-        X = self._add(X, attend, self.norm_attention, "attn_out", taps)
+        X = self._add(X, attend, self.norm_attention, "attn_out", hooks)
         if self.cross is not None:
             if memory is None and not (other is not None and other.complete):
                 raise ValueError("this layer has cross-attention, and was given no memory to look at")
-            look, inner = self.cross, None if taps is None else taps.within("cross")
+            look, inner = self.cross, None if hooks is None else hooks.scope("cross")
 
             def consult(Z: Tensor) -> Tensor:
-                Y: Tensor = look(Z, memory, mask=memory_mask, cache=other, taps=inner)
+                Y: Tensor = look(Z, memory, mask=memory_mask, cache=other, hooks=inner)
                 return Y
 
             assert self.norm_cross is not None
-            X = self._add(X, consult, self.norm_cross, "cross_out", taps)
-        if taps is not None:
-            X = taps.see("resid_mid", X)
-        X = self._add(X, self.mlp, self.norm_mlp, "mlp_out", taps)
-        return X if taps is None else taps.see("resid_post", X)
+            X = self._add(X, consult, self.norm_cross, "cross_out", hooks)
+        if hooks is not None:
+            X = hooks.record("resid_mid", X)
+        X = self._add(X, self.mlp, self.norm_mlp, "mlp_out", hooks)
+        return X if hooks is None else hooks.record("resid_post", X)
 
-    def _add(self, X: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, name: str, taps: Taps | None) -> Tensor:
+    def _add(self, X: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, name: str, hooks: Hooks | None) -> Tensor:
         """One sub-layer with its residual connection."""
         Y = f(norm(X)) if self.pre_norm else f(X)
-        if taps is not None:
-            Y = taps.see(name, Y)
+        if hooks is not None:
+            Y = hooks.record(name, Y)
         X = X + (self.dropout(Y) if self.training else Y)
         return X if self.pre_norm else norm(X)
 
@@ -111,11 +111,11 @@ class Transformer(nn.Module):
         X: Tensor,
         *,
         mask: Mask | None = None,
-        placement: Placement | None = None,
+        position_info: PositionInfo | None = None,
         memory: Tensor | None = None,
         memory_mask: Mask | None = None,
         cache: KeyValueCache | None = None,
-        taps: Taps | None = None,
+        hooks: Hooks | None = None,
     ) -> Tensor:
         """X: (B, N, D) → (B, N, D). Arguments as for a layer; the taps of layer l have names `layers.l.…`.
 
@@ -125,12 +125,12 @@ class Transformer(nn.Module):
             X = layer(
                 X,
                 mask=mask,
-                placement=placement,
+                position_info=position_info,
                 memory=memory,
                 memory_mask=memory_mask,
                 cache=None if cache is None else (cache.layer(number), cache.memories[number]),
-                taps=None if taps is None else taps.within(f"layers.{number}"),
+                hooks=None if hooks is None else hooks.scope(f"layers.{number}"),
             )
         if self.norm is not None:
             X = self.norm(X)
-        return X if taps is None else taps.see("final", X)
+        return X if hooks is None else hooks.record("final", X)

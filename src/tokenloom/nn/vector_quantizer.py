@@ -1,4 +1,4 @@
-"""Vector quantisation: k-means, and a codebook that learns beside the network whose outputs it quantises.
+"""Vector quantization: k-means, and a codebook that learns beside the network whose outputs it quantizes.
 
 Bishop & Bishop, section 12.4.1 on images as tokens; van den Oord et al. 2017, "Neural discrete representation
 learning", and its appendix A.1 on moving averages.
@@ -12,21 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-# Rows whose distances to all centres are in memory at a time.
+# Rows whose distances to all centers are in memory at a time.
 ROWS = 65_536
 
 
-def nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """The centre nearest to each point, the first among equals, and the squared distance to it.
+def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """The center nearest to each point, the first among equals, and the squared distance to it.
 
-    points: (n, D), centres: (K, D) → (n,) int64, (n,).
+    points: (n, D), centers: (K, D) → (n,) int64, (n,).
     """
     found, distances = [], []
     for part in torch.split(points, ROWS):
         # |x − c|² without |x|², which makes no difference to which is nearest.
-        scores = torch.addmm(centres.square().sum(1), part, centres.T, alpha=-2)
+        scores = torch.addmm(centers.square().sum(1), part, centers.T, alpha=-2)
         found.append(scores.argmin(1))
-        distances.append((part - centres[found[-1]]).square().sum(1))
+        distances.append((part - centers[found[-1]]).square().sum(1))
     return torch.cat(found), torch.cat(distances)
 
 
@@ -36,31 +36,31 @@ def sums_by(index: Tensor, values: Tensor, count: int) -> Tensor:
 
 
 def kmeans(points: Tensor, count: int, generator: Generator, *, rounds: int = 25) -> Tensor:
-    """Centres (K, D) of points (n, D) that make Σ |x − c(x)|² small: Lloyd's algorithm from a k-means++ start.
+    """Centers (K, D) of points (n, D) that make Σ |x − c(x)|² small: Lloyd's algorithm from a k-means++ start.
 
-    A centre that loses all its points takes the point that is farthest from its own. At most `rounds` rounds, fewer
+    A center that loses all its points takes the point that is farthest from its own. At most `rounds` rounds, fewer
     when nothing moves any more. Deterministic for one generator state, and on the CPU. Lloyd 1982; Arthur &
-    Vassilvitskii 2007. Raises ValueError for more centres than there are different points.
+    Vassilvitskii 2007. Raises ValueError for more centers than there are different points.
     """
     different = torch.unique(points, dim=0)
     if count < 1 or len(different) < count:
-        raise ValueError(f"{count} centres of {len(different)} different points")
-    centres = _spread_out(points, count, generator)
+        raise ValueError(f"{count} centers of {len(different)} different points")
+    centers = _spread_out(points, count, generator)
     for _ in range(rounds):
-        index, distances = nearest(points, centres)
+        index, distances = nearest(points, centers)
         sizes = torch.bincount(index, minlength=count)
         moved = sums_by(index, points, count) / sizes.clamp(min=1)[:, None]
         for empty in (sizes == 0).nonzero()[:, 0].tolist():
             farthest = int(distances.argmax())
             moved[empty], distances[farthest] = points[farthest], 0
-        if torch.equal(moved, centres):
+        if torch.equal(moved, centers):
             break
-        centres = moved
-    return centres
+        centers = moved
+    return centers
 
 
 def _spread_out(points: Tensor, count: int, generator: Generator) -> Tensor:
-    """k-means++: each further centre is a point drawn with probability ∝ its squared distance to those there are."""
+    """k-means++: each further center is a point drawn with probability ∝ its squared distance to those there are."""
     first = int(torch.randint(len(points), (1,), generator=generator))
     chosen = [first]
     distances = (points - points[first]).square().sum(1)
@@ -79,10 +79,10 @@ def perplexity(counts: Tensor) -> float:
     return float(torch.special.entr(shares).sum().exp())
 
 
-class Quantised(NamedTuple):
-    """vectors (n, D): those of the codes, with the gradient of what was quantised. codes (n,) int64.
+class Quantized(NamedTuple):
+    """vectors (n, D): those of the codes, with the gradient of what was quantized. codes (n,) int64.
 
-    commitment (n,): the mean square over D of what was quantised minus its code, with a gradient for the former.
+    commitment (n,): the mean square over D of what was quantized minus its code, with a gradient for the former.
     """
 
     vectors: Tensor
@@ -90,10 +90,10 @@ class Quantised(NamedTuple):
     commitment: Tensor
 
 
-class Moving(nn.Module):
+class EMABuffers(nn.Module):
     """A part that learns from the sums of a whole step, and not by its gradient.
 
-    A forward pass in training gathers sums; after the step of the optimiser, `gathered` is added up over all
+    A forward pass in training gathers sums; after the step of the optimizer, `gathered` is added up over all
     processes, and `move` takes them in. So the step of a part is the same in one micro-batch or in several, in one
     process or in several.
     """
@@ -107,15 +107,15 @@ class Moving(nn.Module):
         raise NotImplementedError
 
 
-def move_all(model: nn.Module, add_up: Callable[[Iterable[Tensor]], None]) -> None:
-    """After a step: every `Moving` part of a model takes in what all processes have gathered."""
+def update_ema(model: nn.Module, all_reduce_gradients: Callable[[Iterable[Tensor]], None]) -> None:
+    """After a step: every `EMABuffers` part of a model takes in what all processes have gathered."""
     for part in model.modules():
-        if isinstance(part, Moving):
-            add_up(part.gathered())
+        if isinstance(part, EMABuffers):
+            all_reduce_gradients(part.gathered())
             part.move()
 
 
-class Codebook(Moving):
+class VectorQuantizer(EMABuffers):
     """K vectors; each input is replaced by the one nearest to it, and its gradient goes straight through.
 
     After a step with n_k inputs at code k, whose sum is s_k and whose summed squared distance is d_k,
@@ -146,20 +146,20 @@ class Codebook(Moving):
         self.register_buffer("moves", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
-    def begin(self, centres: Tensor) -> None:
+    def begin(self, centers: Tensor) -> None:
         """Start at some vectors (K, D), as if each had been used alike."""
-        self.vectors.copy_(centres)
-        self.sums.copy_(centres)
+        self.vectors.copy_(centers)
+        self.sums.copy_(centers)
         self.sizes.fill_(1)
         self.errors.zero_()
 
-    def forward(self, X: Tensor, counted: Tensor | None = None) -> Quantised:
+    def forward(self, X: Tensor, counted: Tensor | None = None) -> Quantized:
         """X: (n, D). counted: (n,) bool, which inputs the codes are to learn from in training; None = all."""
         codes, distances = nearest(X.detach(), self.vectors)
         vectors = self.vectors[codes]
         if self.training:
             self._gather(X.detach(), codes, distances, counted)
-        return Quantised(X + (vectors - X).detach(), codes, (X - vectors).square().mean(1))
+        return Quantized(X + (vectors - X).detach(), codes, (X - vectors).square().mean(1))
 
     @torch.no_grad()
     def _gather(self, X: Tensor, codes: Tensor, distances: Tensor, counted: Tensor | None) -> None:

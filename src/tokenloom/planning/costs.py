@@ -27,7 +27,7 @@ class Sizes:
     `matrices` maps. norm: numbers that a norm of one feature learns (RMSNorm 1, LayerNorm 2, "rms-plain" 0).
     """
 
-    vocab: int
+    vocab_size: int
     context: int
     width: int
     depth: int
@@ -37,7 +37,7 @@ class Sizes:
     gated: bool
     mlp_bias: bool
     norm: str
-    head_norm: str | None
+    qk_norm: str | None
     positions: str
     window: int | None
     dropout: float
@@ -48,7 +48,7 @@ class Sizes:
         gated = config.mlp["kind"] == "gated"
         hidden = config.mlp.get("hidden") or (-(-8 * config.width // 24) * 8 if gated else 4 * config.width)
         return cls(
-            vocab=config.vocab,
+            vocab_size=config.vocab_size,
             context=config.context,
             width=config.width,
             depth=config.depth,
@@ -58,7 +58,7 @@ class Sizes:
             gated=gated,
             mlp_bias=bool(config.mlp.get("bias", not gated)),
             norm=config.norm,
-            head_norm=config.head_norm,
+            qk_norm=config.qk_norm,
             positions=str(config.positions["kind"]),
             window=config.window,
             dropout=config.dropout,
@@ -88,8 +88,8 @@ def layer_matrices(s: Sizes) -> int:
 def layer_parameters(s: Sizes) -> int:
     """All numbers that one layer learns: its matrices, biases and norms."""
     norms = 2 * s.width * NORM_PARAMETERS[s.norm]
-    if s.head_norm is not None:
-        norms += 2 * s.head_width * NORM_PARAMETERS[s.head_norm]
+    if s.qk_norm is not None:
+        norms += 2 * s.head_width * NORM_PARAMETERS[s.qk_norm]
     biases = (s.hidden * (2 if s.gated else 1) + s.width) if s.mlp_bias else 0
     return layer_matrices(s) + norms + biases
 
@@ -98,13 +98,13 @@ def parameters(s: Sizes) -> int:
     """All numbers that the model learns: L layers, the last norm, the embedding V D, the readout V D + V (they are not
     tied here), and N D for learned positions."""
     table = s.context * s.width if s.positions == "learned" else 0
-    outside = 2 * s.vocab * s.width + s.vocab + s.width * NORM_PARAMETERS[s.norm]
+    outside = 2 * s.vocab_size * s.width + s.vocab_size + s.width * NORM_PARAMETERS[s.norm]
     return s.depth * layer_parameters(s) + outside + table
 
 
 def linear_numbers(s: Sizes) -> int:
     """Numbers in all linear maps, the readout's among them: those that take part in products."""
-    return s.depth * layer_matrices(s) + s.vocab * s.width
+    return s.depth * layer_matrices(s) + s.vocab_size * s.width
 
 
 def flops_per_token(s: Sizes) -> int:
@@ -121,7 +121,7 @@ def flops_per_token(s: Sizes) -> int:
 
 def recomputed_flops_per_token(s: Sizes) -> int:
     """What activation checkpointing adds: the forward third of the layers' work a second time (Chen et al. 2016)."""
-    return (flops_per_token(s) - 6 * s.vocab * s.width) // 3
+    return (flops_per_token(s) - 6 * s.vocab_size * s.width) // 3
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Work:
 
     samples: int
     precision: Precision = "float32"
-    checkpointing: bool = False
+    activation_checkpointing: bool = False
     borders: bool = False
 
 
@@ -158,8 +158,8 @@ def layer_activation_bytes(s: Sizes, work: Work) -> int:
     norms = 2 * _norm_bytes(s.norm, D)
     maps = (3 + (2 if s.gated else 1)) * h * D if half else 2 * h * D
     attention = 4 * h * D + 4 * s.heads
-    if s.head_norm is not None:
-        norms += _norm_bytes(s.head_norm, D + s.keys, s.heads + s.kv_heads)
+    if s.qk_norm is not None:
+        norms += _norm_bytes(s.qk_norm, D + s.keys, s.heads + s.kv_heads)
     mlp = (4 if s.gated else 2) * h * F
     dropout = 2 * h * D if s.dropout > 0 else 0
     return work.samples * s.context * (norms + maps + attention + mlp + dropout) + _mask_bytes(s, work)
@@ -185,15 +185,15 @@ def activation_bytes(s: Sizes, work: Work) -> int:
     With checkpointing: each layer's input, and one layer whole, the one that is being computed again.
     """
     a, half = 4, work.precision == "bfloat16"
-    D, V = s.width, s.vocab
+    D, V = s.width, s.vocab_size
     tokens = work.samples * s.context
     outside = tokens * (_norm_bytes(s.norm, D) + (2 if half else a) * D + a * V + 16)
     if s.positions == "rotary":
         outside += 2 * a * s.head_width * (tokens if work.borders else s.context)
     one = layer_activation_bytes(s, work)
-    layers = s.depth * tokens * a * D + one if work.checkpointing else s.depth * one
+    layers = s.depth * tokens * a * D + one if work.activation_checkpointing else s.depth * one
     copies = 2 * linear_numbers(s) if half else 0
-    if half and work.checkpointing:
+    if half and work.activation_checkpointing:
         copies = 2 * (layer_matrices(s) + V * D)
     return outside + layers + copies
 
@@ -201,7 +201,7 @@ def activation_bytes(s: Sizes, work: Work) -> int:
 def workspace_bytes(s: Sizes, work: Work) -> int:
     """The largest that is needed for a moment: the gradients of the log-softmax and of the logits, 8 V a token, at the
     start of the backward pass, when all activations are still there."""
-    return 8 * work.samples * s.context * s.vocab
+    return 8 * work.samples * s.context * s.vocab_size
 
 
 def memory(
@@ -212,7 +212,7 @@ def memory(
 
     data-parallel: every device holds everything, and splits the batch. While gradients are added up there is a second
     copy of them, in the place of the activations, which are gone by then: the larger of the two counts. fully sharded:
-    weights, gradients and optimiser are shared out evenly (Rajbhandari et al. 2020, "ZeRO", stage 3). Beside its share
+    weights, gradients and optimizer are shared out evenly (Rajbhandari et al. 2020, "ZeRO", stage 3). Beside its share
     a device holds, whole, the weights and gradients that stand outside the layers, which are one unit; two layers of
     weights, the one at work and the next; and one layer of gradients.
     """

@@ -21,9 +21,9 @@ from tokenloom.nn.parts import count_parameters
 from tokenloom.nn.transformer import TransformerLayer
 from tokenloom.training.batches import BatchSource, add_counts, count_targets
 from tokenloom.training.checkpoints import Checkpoints, total_bytes
-from tokenloom.training.distributed import ALONE, Processes
-from tokenloom.training.loop import Trainable, Trainer
 from tokenloom.training.device import cores, keep_freed_memory, precision_context
+from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup
+from tokenloom.training.loop import Trainable, Trainer
 from tokenloom.training.optimizers import hidden_matrices
 from tokenloom.training.settings import TrainingSettings
 
@@ -38,7 +38,7 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
     forward, three times that with backward; where it is causal, half of the pairs are left, and 6 × L × D × tokens. A
     model names such attention in `causal`, by patterns (`decoder.*.attention`); an encoder has none. After Kaplan et
     al. 2020, section 2.1. tokens: the length of a sequence. Products alone are counted, not norms, activations and the
-    optimiser.
+    optimizer.
 
     A map is applied to each token, unless the model's `places` says, by the map's name, to how many places of a whole
     sample it is, which are then shared out over the tokens. A convolution makes 2 × (outputs) × (kernel area) ×
@@ -80,7 +80,7 @@ class Memory:
 
 
 def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings, batch: Batch) -> Memory:
-    """Weights, gradients and optimiser state by their sizes; activations as the tensors saved for backward.
+    """Weights, gradients and optimizer state by their sizes; activations as the tensors saved for backward.
 
     AdamW keeps two tensors of a parameter's size, Muon one. batch: a micro-batch. With activation checkpointing, what
     one layer saves while it goes backward comes on top.
@@ -104,7 +104,7 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
     def leave(layer: nn.Module, inputs: object, output: object) -> None:
         inside[0] = None
 
-    if settings.machine.checkpointing:
+    if settings.machine.activation_checkpointing:
         for layer in (part for part in model.modules() if isinstance(part, TransformerLayer)):
             layer.register_forward_pre_hook(enter)
             layer.register_forward_hook(leave)
@@ -134,14 +134,14 @@ def seconds_per_step(
     batches: BatchSource,
     *,
     budget: float = 0.7,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> float:
     """The time of one step, measured on a copy of the model: the median of as many as fit in `budget` seconds.
 
     The first, in which all is made that later ones find, does not count.
     """
     # At rate 0 the work is the same, and no rate that the user chose can break the measurement.
-    still = replace(settings, optimizer=replace(settings.optimizer, rate=0.0, matrix_rate=0.0))
+    still = replace(settings, optimizer=replace(settings.optimizer, lr=0.0, muon_lr=0.0))
     trial = Trainer(task, copy.deepcopy(model).train(), still, batches, processes)
 
     def seconds(step: int) -> float:
@@ -154,7 +154,7 @@ def seconds_per_step(
     seconds(0)  # It may have compiled kernels, which is no part of the budget.
     began = time.perf_counter()
     times = [seconds(1)]
-    while len(times) < 49 and processes.lead(lambda: time.perf_counter() - began < budget):
+    while len(times) < 49 and processes.run_on_rank0(lambda: time.perf_counter() - began < budget):
         times.append(seconds(len(times) + 1))
     return median(times)
 
@@ -186,7 +186,7 @@ def choose_threads(
     model: nn.Module,
     settings: TrainingSettings,
     batches: BatchSource,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[TrainingSettings, float]:
     """Settings with the number of threads decided, and seconds a step.
 
@@ -199,14 +199,14 @@ def choose_threads(
         keep_freed_memory()
     if given is not None:
         torch.set_num_threads(given)
-    shared = max(1, cores() // processes.local_world)
-    candidates = [given] if given is not None or not on_cpu else processes.lead(lambda: sorted({1, shared}))
+    shared = max(1, cores() // processes.local_world_size)
+    candidates = [given] if given is not None or not on_cpu else processes.run_on_rank0(lambda: sorted({1, shared}))
     timed: dict[int | None, float] = {}
     for threads in candidates:
         if threads is not None:
             torch.set_num_threads(threads)
         timed[threads] = seconds_per_step(task, model, settings, batches, processes=processes)
-    threads = processes.lead(lambda: min(timed, key=lambda t: timed[t]))
+    threads = processes.run_on_rank0(lambda: min(timed, key=lambda t: timed[t]))
     if threads is not None:
         torch.set_num_threads(threads)
     return replace(settings, machine=replace(settings.machine, threads=threads)), timed[threads]
@@ -229,7 +229,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps."""
+        """Optimizer steps."""
         return self.settings.steps or 0
 
     @property
@@ -258,14 +258,14 @@ def make_plan(
     derived: dict[str, object],
     evaluation: float = 0.0,
     folder: Path | None = None,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Plan:
     """Measure, and fix what the measurement decides: threads, and steps when minutes were given.
 
     evaluation: what measuring the validation part once costs, in steps (see `evaluations`). folder: where checkpoints
     are going to be written, or a folder on that disk; None when there will be none.
     """
-    probe = processes.together(lambda: batches(0))
+    probe = processes.run_on_all(lambda: batches(0))
     settings, seconds = choose_threads(task, model, settings, batches, processes)
     if settings.minutes is not None:
         # A little is kept back for saving, and for steps that are slower than the fastest.
@@ -273,24 +273,26 @@ def make_plan(
         steps = max(1, int(room - evaluations(int(room), evaluation) * evaluation))
         settings = replace(settings, steps=steps, minutes=None)
     steps = settings.steps or 1
-    if settings.evaluate_every is None:
-        settings = replace(settings, evaluate_every=-(-steps // evaluations(steps, evaluation)))
+    if settings.eval_every is None:
+        settings = replace(settings, eval_every=-(-steps // evaluations(steps, evaluation)))
     if settings.save_every is None and folder is not None:
         disk = folder
-        every = save_interval(seconds, processes.lead(lambda: seconds_per_save(model, settings, disk)))
-        settings = replace(settings, save_every=min(every, settings.evaluate_every or every))
+        every = save_interval(seconds, processes.run_on_rank0(lambda: seconds_per_save(model, settings, disk)))
+        settings = replace(settings, save_every=min(every, settings.eval_every or every))
     if settings.schedule.warmup is None:
         settings = replace(settings, schedule=replace(settings.schedule, warmup=min(100, -(-steps // 20))))
     longest = max(stream.shape[1] for stream in probe[0].streams.values())
     memory = measure_memory(task, model, settings, probe[0])
     if processes.sharded:
-        parts = {name: -(-getattr(memory, name) // processes.world) for name in ("weights", "gradients", "optimizer")}
+        parts = {
+            name: -(-getattr(memory, name) // processes.world_size) for name in ("weights", "gradients", "optimizer")
+        }
         memory = replace(memory, **parts)
     return Plan(
         parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, longest),
         memory=memory,
-        targets_per_step=max(add_counts(processes.each(lambda: count_targets(probe))).values(), default=0),
+        targets_per_step=max(add_counts(processes.all_gather_object(lambda: count_targets(probe))).values(), default=0),
         seconds_per_step=seconds,
         settings=settings,
         derived=derived,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tokenloom.planning.estimate import Memory
 from tokenloom.planning.costs import (
     Mode,
     Optimizer,
@@ -20,6 +19,7 @@ from tokenloom.planning.costs import (
     recomputed_flops_per_token,
     workspace_bytes,
 )
+from tokenloom.planning.estimate import Memory
 from tokenloom.planning.hardware import Hardware
 
 # What the framework and fragmentation take of a device.
@@ -67,7 +67,7 @@ class Forecast:
     devices: int
     mode: Mode
     precision: Precision
-    checkpointing: bool
+    activation_checkpointing: bool
     memory: Memory
     workspace: int
     utilisation: float
@@ -99,7 +99,7 @@ def forecast(
     devices: int = 1,
     mode: Mode = "one device",
     precision: Precision | None = None,
-    checkpointing: bool = False,
+    activation_checkpointing: bool = False,
     utilisation: float = UTILISATION,
 ) -> Forecast:
     """Memory from `memory`; tokens a second = devices × peak × utilisation ÷ FLOPs a token.
@@ -109,15 +109,25 @@ def forecast(
     """
     s = training.sizes
     precision = hardware.usual if precision is None else precision
-    work = Work(training.samples(devices), precision, checkpointing, training.borders)
+    work = Work(training.samples(devices), precision, activation_checkpointing, training.borders)
     need = memory(s, work, optimizer=training.optimizer, mode=mode, devices=devices)
     space = workspace_bytes(s, work)
     short = max(0, need.total + space - int(hardware.memory * (1 - RESERVE)))
-    a_token = flops_per_token(s) + (recomputed_flops_per_token(s) if checkpointing else 0)
+    a_token = flops_per_token(s) + (recomputed_flops_per_token(s) if activation_checkpointing else 0)
     share = utilisation if hardware.utilisation is None else hardware.utilisation
     rate = devices * hardware.rate(precision) * share / a_token
     return Forecast(
-        hardware, devices, mode, precision, checkpointing, need, space, share, rate, training.tokens / rate, short
+        hardware,
+        devices,
+        mode,
+        precision,
+        activation_checkpointing,
+        need,
+        space,
+        share,
+        rate,
+        training.tokens / rate,
+        short,
     )
 
 
@@ -126,24 +136,37 @@ def remedy(training: Training, found: Forecast, *, most: int = 1 << 17) -> str:
     then activation checkpointing, then sharding over as few devices as suffice (doubling up to `most`)."""
     hardware, precision = found.hardware, found.precision
 
-    def fits(change: Training, devices: int, mode: Mode, checkpointing: bool) -> bool:
+    def fits(change: Training, devices: int, mode: Mode, activation_checkpointing: bool) -> bool:
         return forecast(
-            change, hardware, devices=devices, mode=mode, precision=precision, checkpointing=checkpointing
+            change,
+            hardware,
+            devices=devices,
+            mode=mode,
+            precision=precision,
+            activation_checkpointing=activation_checkpointing,
         ).fits
 
     devices, mode = found.devices, found.mode
-    for checkpointing in sorted({found.checkpointing, True}):
+    for activation_checkpointing in sorted({found.activation_checkpointing, True}):
         for accumulate in _doublings(training.accumulate, training.batch // devices):
-            if fits(replace(training, accumulate=accumulate), devices, mode, checkpointing):
+            if fits(replace(training, accumulate=accumulate), devices, mode, activation_checkpointing):
                 ways = [f"--accumulate {accumulate}"] if accumulate != training.accumulate else []
-                ways += ["--checkpointing"] if checkpointing and not found.checkpointing else []
+                ways += (
+                    ["--activation-checkpointing"]
+                    if activation_checkpointing and not found.activation_checkpointing
+                    else []
+                )
                 return " and ".join(ways)
     for count in _doublings(max(2, devices), most):
         whole = replace(training, batch=max(count, training.batch), accumulate=1)
         smallest = replace(whole, accumulate=max(1, whole.batch // count))
-        for checkpointing in sorted({found.checkpointing, True}):
-            if fits(smallest, count, "fully sharded", checkpointing):
-                also = " --checkpointing" if checkpointing and not found.checkpointing else ""
+        for activation_checkpointing in sorted({found.activation_checkpointing, True}):
+            if fits(smallest, count, "fully sharded", activation_checkpointing):
+                also = (
+                    " --activation-checkpointing"
+                    if activation_checkpointing and not found.activation_checkpointing
+                    else ""
+                )
                 return f"--parallel sharded{also}, over {count:,} of them, 1 sample at a time"
     return "a smaller model or context: one sample is too much for any number of them"
 
@@ -171,14 +194,14 @@ def forecasts(
         modes += [("data-parallel", devices), ("fully sharded", devices)]
     found = []
     for mode, count in modes:
-        for checkpointing in (False, True):
+        for activation_checkpointing in (False, True):
             one = forecast(
                 training,
                 hardware,
                 devices=count,
                 mode=mode,
                 precision=precision,
-                checkpointing=checkpointing,
+                activation_checkpointing=activation_checkpointing,
                 utilisation=utilisation,
             )
             found.append(one if one.fits else replace(one, remedy=remedy(training, one)))

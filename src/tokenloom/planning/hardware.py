@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from tokenloom.utils.names import did_you_mean
 from tokenloom.errors import UserError
+from tokenloom.utils.names import did_you_mean
 
 THIS = "this"
 

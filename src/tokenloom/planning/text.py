@@ -12,17 +12,17 @@ from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPTConfig
+from tokenloom.planning.costs import Optimizer, Precision, Sizes, Work, flops_per_token, memory, parameters
+from tokenloom.planning.estimate import choose_threads
+from tokenloom.planning.forecast import TOKENS_PER_PARAMETER, UTILISATION, Forecast, Training, forecasts
+from tokenloom.planning.hardware import THIS, Hardware, built_in, find_hardware
 from tokenloom.settings import build, refuse_unknown
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.tokenizers.base import END
-from tokenloom.training.batches import Moment
-from tokenloom.planning.estimate import choose_threads
-from tokenloom.planning.costs import Optimizer, Precision, Sizes, Work, flops_per_token, memory, parameters
-from tokenloom.planning.hardware import THIS, Hardware, built_in, find_hardware
-from tokenloom.training.losses import Terms, Totals, cross_entropy_term
-from tokenloom.planning.forecast import TOKENS_PER_PARAMETER, UTILISATION, Forecast, Training, forecasts
-from tokenloom.training.settings import GENERAL_RECIPE, MachineSettings, OptimizerSettings, TrainingSettings, option
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.settings import DEFAULT_RECIPE, MachineSettings, OptimizerSettings, TrainingSettings, option
 
 # A step of this machine is timed when it is expected to take no longer, in seconds.
 LONGEST_STEP = 5.0
@@ -46,7 +46,7 @@ class PlanSettings:
         for name in ("tokens", "batch", "accumulate", "count"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"--{name} {value}: must be at least 1")
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
         if self.epochs is not None and not 0 < self.epochs < 1e9:
             raise UserError(f"--epochs {self.epochs}: must be above 0")
         if not 0 < self.utilisation <= 1:
@@ -65,7 +65,7 @@ class TextPlan:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps."""
+        """Optimizer steps."""
         return -(-self.training.tokens // (self.training.batch * self.training.sizes.context))
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _row(one: Forecast) -> dict[str, Any]:
         "devices": one.devices,
         "mode": one.mode,
         "precision": one.precision,
-        "activation_checkpointing": one.checkpointing,
+        "activation_checkpointing": one.activation_checkpointing,
         "weight_bytes": m.weights,
         "gradient_bytes": m.gradients,
         "optimizer_bytes": m.optimizer,
@@ -166,7 +166,7 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
         where = f"the training part of {data}, {own.epochs or 1:g} times"
     else:
         tokens, where = TOKENS_PER_PARAMETER * parameters(sizes), f"{TOKENS_PER_PARAMETER} a parameter"
-    recipe = {**GENERAL_RECIPE, **task.recipe()}
+    recipe = {**DEFAULT_RECIPE, **task.recipe()}
     return (
         Training(
             sizes, tokens, own.batch or recipe["batch"], own.accumulate, own.optimizer or recipe["optimizer"], borders
@@ -190,7 +190,7 @@ def _this(task: TextGeneration, training: Training, wanted: Precision | None) ->
         accumulate=training.accumulate,
         optimizer=OptimizerSettings(optimizer=training.optimizer),
         machine=MachineSettings(precision=precision),
-    ).filled(GENERAL_RECIPE)
+    ).filled(DEFAULT_RECIPE)
     model = task.build(0).to("cuda" if torch.cuda.is_available() else "cpu")
     _, seconds = choose_threads(NextId(), model, settings, lambda step: _random_batches(training, step))
     # Again, with the number of threads that was just chosen.
@@ -202,21 +202,21 @@ def _random_batches(training: Training, step: int) -> list[Batch]:
     """The micro-batches of a step, of random ids."""
     s, draw = training.sizes, torch.Generator().manual_seed(step)
     rows = [training.samples(1)] * training.accumulate
-    made = [torch.randint(s.vocab, (count, s.context + 1), generator=draw) for count in rows]
+    made = [torch.randint(s.vocab_size, (count, s.context + 1), generator=draw) for count in rows]
     return [Batch({"text": Stream(ids=ids[:, :-1])}, {"loss": ids[:, 1:]}) for ids in made]
 
 
 class NextId:
-    """As much of a task as timing a step needs: predict the next id, without data or tokeniser."""
+    """As much of a task as timing a step needs: predict the next id, without data or tokenizer."""
 
-    def collate(self, samples: Any, moment: Moment) -> Batch:
+    def collate(self, samples: Any, moment: BatchContext) -> Batch:
         """Batches are given from outside."""
         raise ValueError("the batches of a timed step are made of random ids")
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """The cross-entropy of the next id."""
         return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         """The loss alone."""
         return {"loss": totals["loss"].value}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def draw_map(
     points: NDArray[np.float64], labels: Sequence[str], path: str | Path, *, title: str, dark: bool = False
 ) -> Figure:
-    """Draw labelled points (n, 2) with equal scales on both axes, write the PNG and return the figure.
+    """Draw labeled points (n, 2) with equal scales on both axes, write the PNG and return the figure.
 
     Labels come in order of importance: one that would cover an earlier label is left out, and its point stays.
     Raises UserError without matplotlib and for a path that cannot be written.

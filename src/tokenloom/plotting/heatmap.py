@@ -34,8 +34,8 @@ def draw_alignment(
     width, height = (min(LARGEST, 1.8 + CELL * len(labels)) for labels in (source, target))
     figure = style.new_figure(width + 0.9, height)
     axes = figure.add_subplot()
-    colours = LinearSegmentedColormap.from_list("weights", [look.background, look.series[0]])
-    picture = axes.imshow(weights, cmap=colours, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
+    colors = LinearSegmentedColormap.from_list("weights", [look.background, look.series[0]])
+    picture = axes.imshow(weights, cmap=colors, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     turned = 90 if max(map(len, source)) > 2 else 0
     axes.set_xticks(range(len(source)), source, rotation=turned)
     axes.set_yticks(range(len(target)), target)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.plotting import style
 from tokenloom.errors import UserError
+from tokenloom.plotting import style
 
 # Pixels of the sheet: about how large a picture is shown, between pictures, and for a line of text.
 SHOWN, GAP, LINE = 112, 10, 18

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-# With fewer points a mean over neighbours would hide more than it shows.
+# With fewer points a mean over neighbors would hide more than it shows.
 SMOOTH_FROM = 20
 # With more points the steep fall at the start may squeeze all the rest into a sliver.
 LONG_RUN = 200
@@ -67,7 +67,7 @@ def draw_loss_curve(
 
 
 def smoothed(values: Floats) -> Floats:
-    """A moving mean, centred, over about a thirtieth of the points.
+    """A moving mean, centerd, over about a thirtieth of the points.
 
     A mean of past values alone would lag behind and show a falling loss higher than it is. For the same reason
     the window is narrow at the start, where the fall is steepest; at the end it is what there is of it.
@@ -100,12 +100,12 @@ def _figures(value: float) -> str:
 
 def _draw_training(axes: Axes, drawn: Floats, look: style.Palette) -> None:
     steps, losses = drawn
-    colour = look.series[0]
+    color = look.series[0]
     if len(losses) >= SMOOTH_FROM:
-        axes.plot(steps, losses, color=colour, alpha=0.35, linewidth=0.9, label="training, each point")
-        axes.plot(steps, smoothed(losses), color=colour, linewidth=1.8, label="training, smoothed")
+        axes.plot(steps, losses, color=color, alpha=0.35, linewidth=0.9, label="training, each point")
+        axes.plot(steps, smoothed(losses), color=color, linewidth=1.8, label="training, smoothed")
     elif len(losses):
-        axes.plot(steps, losses, color=colour, linewidth=1.8, marker="o", markersize=4, label="training")
+        axes.plot(steps, losses, color=color, linewidth=1.8, marker="o", markersize=4, label="training")
 
 
 def _draw_validation(axes: Axes, drawn: Floats, look: style.Palette) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours of one look. `series` can be told apart with any of the common kinds of colour blindness."""
+    """Colors of one look. `series` can be told apart with any of the common kinds of color blindness."""
 
     background: str
     ink: str
@@ -47,7 +47,7 @@ OTHER_SCRIPTS = (
 
 
 def palette(dark: bool) -> Palette:
-    """The colours of the dark look or of the light one."""
+    """The colors of the dark look or of the light one."""
     return DARK if dark else LIGHT
 
 
@@ -67,7 +67,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def apply(figure: Figure, axes: Axes, dark: bool) -> None:
-    """Give a finished drawing its look: colours, type, a quiet grid, no frame. Call it last."""
+    """Give a finished drawing its look: colors, type, a quiet grid, no frame. Call it last."""
     from matplotlib.text import Text
 
     look = palette(dark)

@@ -22,7 +22,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 MARKERS = ("o", "s", "^", "D")
 # Labels of more cells than this would not be legible.
 LABELLED = 64
-# So many places along an axis are labelled each.
+# So many places along an axis are labeled each.
 FEW = 8
 # Inches: of a figure of lines, of all panels side by side, and of one panel alone.
 LINES, WIDE, WIDEST = (7.4, 3.9), 9.6, 6.4
@@ -39,9 +39,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One matrix (rows × columns) with words along its sides; low and high are the ends of the colours.
+    """One matrix (rows × columns) with words along its sides; low and high are the ends of the colors.
 
-    `signed` puts zero in the middle of two colours. `picture`: values are grey levels, or colours (rows, columns, 3),
+    `signed` puts zero in the middle of two colors. `picture`: values are gray levels, or colors (rows, columns, 3),
     from 0 to 1.
     """
 
@@ -98,8 +98,8 @@ def svg(picture: Picture, *, dark: bool = False) -> str:
         figure = draw(picture, dark=dark)
         about = {"Date": None, "Creator": None}
         # Tight, since axes of a fixed shape leave their labels outside or much empty beside them.
-        colour = figure.get_facecolor()
-        figure.savefig(buffer, format="svg", facecolor=colour, bbox_inches="tight", pad_inches=0.06, metadata=about)
+        color = figure.get_facecolor()
+        figure.savefig(buffer, format="svg", facecolor=color, bbox_inches="tight", pad_inches=0.06, metadata=about)
     text = buffer.getvalue()
     # Without the words about the picture, which name addresses that no one asks.
     return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
@@ -184,11 +184,11 @@ def _panel(figure: Figure, axes: Axes, panel: Panel, picture: Picture, dark: boo
         ends = {"cmap": "gray", "vmin": 0.0, "vmax": 1.0}
     elif panel.signed:
         far = float(np.abs(values).max()) or 1.0
-        colours = [look.series[1], look.background, look.series[0]]
-        ends = {"cmap": LinearSegmentedColormap.from_list("signed", colours), "vmin": -far, "vmax": far}
+        colors = [look.series[1], look.background, look.series[0]]
+        ends = {"cmap": LinearSegmentedColormap.from_list("signed", colors), "vmin": -far, "vmax": far}
     else:
-        colours = [look.background, look.series[0]]
-        ends = {"cmap": LinearSegmentedColormap.from_list("weights", colours), "vmin": 0.0}
+        colors = [look.background, look.series[0]]
+        ends = {"cmap": LinearSegmentedColormap.from_list("weights", colors), "vmin": 0.0}
     image = axes.imshow(values, interpolation="nearest", **ends)
     axes.set_title(panel.title, fontsize=11)
     axes.set_xlabel(picture.x)

@@ -1,4 +1,4 @@
-"""Plain tables, for files, pipes and logs: aligned text without colours or frames."""
+"""Plain tables, for files, pipes and logs: aligned text without colors or frames."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ import torch
 
 from tokenloom.errors import UserError
 from tokenloom.nn.parts import count_numbers
-from tokenloom.tasks.base import Material, Task
 from tokenloom.settings import options
+from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.training.checkpoints import model_tensors, total_bytes
-from tokenloom.training.distributed import Processes
+from tokenloom.training.distributed import ProcessGroup
 from tokenloom.training.events import Counted
 from tokenloom.training.loop import NonFiniteLoss, evaluate
 from tokenloom.training.settings import TrainingSettings
@@ -22,9 +22,9 @@ from tokenloom.training.settings import TrainingSettings
 USED = ("device", "threads")
 
 
-def refuse_idle(settings: dict[str, Any], processes: Processes) -> None:
+def refuse_idle(settings: dict[str, Any], processes: ProcessGroup) -> None:
     """Raise UserError for settings of training that do nothing to a counted model, and for several processes."""
-    if processes.world > 1:
+    if processes.world_size > 1:
         raise UserError("a counted model is made in one pass by one process: start it without torchrun")
     for one in options(TrainingSettings):
         if settings.get(one.name) is not None and one.name not in USED:
@@ -32,7 +32,7 @@ def refuse_idle(settings: dict[str, Any], processes: Processes) -> None:
             raise UserError(f"{flag} has no effect on a model that is counted, not trained in steps: leave it out")
 
 
-def count(task: Task, material: Material, device: torch.device, threads: int | None) -> Counted:
+def count(task: Task, material: PreparedData, device: torch.device, threads: int | None) -> Counted:
     """Have the task count its model, and give it that."""
     began = time.perf_counter()
     if threads is not None:
@@ -45,9 +45,9 @@ def count(task: Task, material: Material, device: torch.device, threads: int | N
     return Counted(count_numbers(model), size, task.derived(), time.perf_counter() - began)
 
 
-def measure(task: Task, material: Material) -> dict[str, float]:
+def measure(task: Task, material: PreparedData) -> dict[str, float]:
     """The metrics of a counted model on the whole validation part. Raises NonFiniteLoss before such a one is kept."""
-    metrics = task.summarise(evaluate(task, task.model, material.validation))
+    metrics = task.metrics(evaluate(task, task.model, material.validation))
     if not math.isfinite(metrics["loss"]):
         raise NonFiniteLoss(f"the validation loss of what was counted is {metrics['loss']}")
     return metrics

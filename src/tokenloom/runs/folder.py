@@ -16,10 +16,10 @@ from typing import Any
 
 from tokenloom.data.registry import names
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Task
 from tokenloom.settings import build, flatten, refuse_unknown
+from tokenloom.tasks.base import Task
 from tokenloom.tasks.registry import find_task
-from tokenloom.training.checkpoints import load_weights, write_atomically, write_json
+from tokenloom.training.checkpoints import load_weights, write_atomic, write_json
 from tokenloom.training.events import Baseline
 from tokenloom.training.settings import TrainingSettings
 from tokenloom.version import VERSION
@@ -77,7 +77,7 @@ class RunFolder:
 
     def make(self, *, overwrite: bool) -> None:
         """Make the folder. An earlier run in it is set aside if that may be, and else refused (UserError)."""
-        self.put_back()
+        self.restore_replaced()
         if self.config_file.is_file():
             if not overwrite:
                 raise UserError(f"--out {self.path}: another training has begun there meanwhile")
@@ -91,7 +91,7 @@ class RunFolder:
     def _others(self) -> list[Path]:
         return [path for path in self.path.iterdir() if path != self.replaced]
 
-    def put_back(self) -> None:
+    def restore_replaced(self) -> None:
         """Have the run back that was set aside, unless the new one has weights already. A kill at any instant, here or
         in `make`, loses nothing: the next call goes on."""
         if not self.replaced.is_dir():
@@ -176,7 +176,7 @@ class RunFolder:
     def truncate_metrics(self, step: int) -> None:
         """Drop what was written after a step: a resumed run writes it again."""
         kept = [row for row in self.read_metrics() if row["step"] <= step]
-        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
 
 def _try_to_write(folder: Path) -> None:
@@ -238,7 +238,7 @@ def task_of(config: dict[str, Any], folder: RunFolder) -> Task:
 def load(path: str | Path, *, device: str = "cpu") -> Task:
     """The trained task of a run folder, ready to use.
 
-    Strict: the config must be whole, the tokeniser the one of the training, every weight in its place. Raises
+    Strict: the config must be whole, the tokenizer the one of the training, every weight in its place. Raises
     UserError naming the file and the first difference.
     """
     folder = RunFolder(path)

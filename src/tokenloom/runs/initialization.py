@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Task
 from tokenloom.runs.folder import load
+from tokenloom.tasks.base import Task
 from tokenloom.training.checkpoints import model_tensors
-from tokenloom.training.events import Started
+from tokenloom.training.events import InitializedFrom
 from tokenloom.training.settings import TrainingSettings
 
 
-def origin_of(task: Task, training: TrainingSettings) -> Task | None:
+def initial_run(task: Task, training: TrainingSettings) -> Task | None:
     """The run that `--init` names, which the task takes over what belongs to the body from; None without one.
 
     Raises UserError when there is no such run, when its body is another, and for `--train head` without it.
@@ -18,26 +18,26 @@ def origin_of(task: Task, training: TrainingSettings) -> Task | None:
     if training.init is None:
         if training.train == "head":
             raise UserError(
-                "--train head: the readout alone would stand on a body that has learnt nothing; --init RUN gives one"
+                "--train head: the readout alone would stand on a body that has learned nothing; --init RUN gives one"
             )
         return None
     try:
         origin = load(training.init)
     except UserError as error:
         raise UserError(f"--init {error}") from error
-    task.adopt(origin)
+    task.adopt_config(origin)
     return origin
 
 
-def take_over(task: Task, origin: Task, run: str) -> Started:
+def initialize_from(task: Task, origin: Task, run: str) -> InitializedFrom:
     """Copy the weights of another run into the fresh model of a task.
 
     The readout comes along where both read the same from it; else it starts fresh. Raises UserError with the first
     tensor of the body that one has and the other has not, or has in another shape.
     """
     own, there = model_tensors(task.model), model_tensors(origin.model)
-    other = {name: task.carried(name, value, origin) for name, value in there.items()}
-    same_head = task.reads() is not None and task.reads() == origin.reads()
+    other = {name: task.adapt_tensor(name, value, origin) for name, value in there.items()}
+    same_head = task.output_meaning() is not None and task.output_meaning() == origin.output_meaning()
     fresh: list[str] = []
     for name in [*own, *(name for name in other if name not in own)]:
         if name.startswith(task.head) and not same_head:
@@ -48,10 +48,10 @@ def take_over(task: Task, origin: Task, run: str) -> Started:
             ours, of_run = (f"shape {shape}" if shape is not None else "no such tensor" for shape in (mine, theirs))
             raise UserError(f"--init {run}: the bodies differ: {name} has {of_run} there, and {ours} here")
         own[name].copy_(other[name])
-    return Started(run, len(own) - len(fresh), fresh)
+    return InitializedFrom(run, len(own) - len(fresh), fresh)
 
 
-def freeze_body(task: Task) -> None:
+def freeze_backbone(task: Task) -> None:
     """Let nothing be trained but the readout."""
     for name, parameter in task.model.named_parameters():
         parameter.requires_grad_(name.startswith(task.head))

@@ -11,47 +11,47 @@ from typing import Any
 from torch import Tensor
 
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Material, Task
+from tokenloom.planning.estimate import Plan, make_plan
 from tokenloom.runs.counted import count, measure, refuse_idle
-from tokenloom.settings import build, flatten, refuse_unknown
-from tokenloom.runs.no_effect import refuse_without_effect
-from tokenloom.runs.metrics_log import Journal
-from tokenloom.tasks.registry import find_task, guess_task
 from tokenloom.runs.folder import RunFolder, draw_curve, findable, task_of
-from tokenloom.runs.prerequisites import train_stages
-from tokenloom.runs.initialization import freeze_body, origin_of, take_over
+from tokenloom.runs.initialization import freeze_backbone, initial_run, initialize_from
+from tokenloom.runs.metrics_log import MetricsLogger
+from tokenloom.runs.no_effect import refuse_without_effect
+from tokenloom.runs.prerequisites import train_prerequisites
+from tokenloom.settings import build, flatten, refuse_unknown
+from tokenloom.tasks.base import PreparedData, Task
+from tokenloom.tasks.registry import find_task, guess_task
 from tokenloom.training.batches import Batches
 from tokenloom.training.checkpoints import (
     Checkpoints,
+    copy_tensors,
     load_weights,
     model_tensors,
-    put_tensors,
     save_weights,
     whole_tensors,
 )
-from tokenloom.training.distributed import ALONE, Processes, Several, join
-from tokenloom.planning.estimate import Plan, make_plan
+from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup, join
 from tokenloom.training.events import (
     Baseline,
     Counted,
     Evaluated,
     Event,
     Finished,
+    InitializedFrom,
     Planned,
     Prepared,
     Saved,
-    Started,
 )
 from tokenloom.training.loop import Run
 from tokenloom.training.loop import fit as run_loop
-from tokenloom.training.settings import GENERAL_RECIPE, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 # What a run may change when it goes on: how long it trains, and on what.
-FREE = ("steps", "device", "threads", "parallel", "checkpointing", "save_every", "keep")
+FREE = ("steps", "device", "threads", "parallel", "activation_checkpointing", "save_every", "keep")
 
 
 @dataclass
-class Fitting:
+class TrainingSession:
     """A training on its way. Iterate over it for its events; `task` holds the model then and afterwards.
 
     While it goes on, the model is the one being trained; in the end it has the weights of the best evaluation. Whoever
@@ -69,7 +69,7 @@ class Fitting:
     dry_run: bool = False
     stop: Callable[[], bool] = lambda: False
     guessed: str = ""
-    processes: Processes = ALONE
+    processes: ProcessGroup = SINGLE_PROCESS
     origin: Task | None = None
 
     def __iter__(self) -> Iterator[Event]:
@@ -78,9 +78,9 @@ class Fitting:
         except (UserError, ArithmeticError) as error:
             # All processes have it, and leave together; what is in parts must have gone before.
             self._forget(error)
-            self.processes.leave()
+            self.processes.shutdown()
             raise
-        self.processes.leave()
+        self.processes.shutdown()
 
     def _forget(self, error: BaseException) -> None:
         """Let go of the model where it is in parts, also in the frames in which the error was raised."""
@@ -93,7 +93,7 @@ class Fitting:
     def events(self) -> Iterator[Event]:
         """What happens, where whoever asks sees to the processes' leaving."""
         processes = self.processes
-        if not (yield from train_stages(self, _begin)):
+        if not (yield from train_prerequisites(self, _begin)):
             return
         material = processes.in_turn(lambda: self.task.prepare(self.data))
         yield Prepared(material.lines, material.report)
@@ -101,7 +101,7 @@ class Fitting:
         if counted is not None:
             yield counted
         else:
-            self.training, taken = self.training.filled({**GENERAL_RECIPE, **self.task.recipe(material)})
+            self.training, taken = self.training.filled({**DEFAULT_RECIPE, **self.task.recipe(material)})
             started = self._build()
             if not self.resume:
                 refuse_without_effect(self.training, taken, self.task.model)
@@ -112,62 +112,62 @@ class Fitting:
             return
         try:
             if not self.resume:
-                processes.lead(self._begin_run)
-            found = processes.lead(lambda: (one := self.task.baseline(material)) and vars(one))
+                processes.run_on_rank0(self._begin_run)
+            found = processes.run_on_rank0(lambda: (one := self.task.baseline(material)) and vars(one))
             baseline = Baseline(**found) if found else None
             if baseline is not None:
                 yield baseline
             yield from self._loop(material, baseline) if counted is None else self._measured(material, counted)
         finally:
             # However it ended: a run that was to be replaced is back, unless there is something in its place.
-            if self.folder is not None and processes.first:
-                self.folder.put_back()
+            if self.folder is not None and processes.is_main:
+                self.folder.restore_replaced()
 
     def _begin_run(self) -> None:
         if self.folder is not None:
             self.folder.make(overwrite=self.overwrite)
-            self.processes.begin(self.folder.path)
+            self.processes.mark_started(self.folder.path)
             self.folder.write_config(self.task, self.name, self.data, self.training)
 
-    def _counted(self, material: Material) -> Counted:
+    def _counted(self, material: PreparedData) -> Counted:
         machine = self.training.machine
         return count(self.task, material, self.processes.device(machine.device), machine.threads)
 
-    def _measured(self, material: Material, counted: Counted) -> Iterator[Event]:
+    def _measured(self, material: PreparedData, counted: Counted) -> Iterator[Event]:
         """What there is to a training without steps: the model is measured and kept."""
         metrics = measure(self.task, material)
         evaluated = Evaluated(0, metrics, True, counted.seconds)
         if self.folder is not None:
             save_weights(self.task.model, self.folder.weights)
-            Journal(self.folder, self.training).write(evaluated)
+            MetricsLogger(self.folder, self.training).write(evaluated)
             self.folder.drop_replaced()
         yield evaluated
         yield self._summed_up(Finished(0, "counted", 0, metrics, counted.seconds), material)
 
-    def _summed_up(self, event: Finished, material: Material) -> Finished:
+    def _summed_up(self, event: Finished, material: PreparedData) -> Finished:
         """The end of the training, with what else the task says of its model."""
         path = None if self.folder is None else self.folder.path
-        found = self.processes.lead(lambda: self.task.sum_up(material, path)) if event.best else {}
+        found = self.processes.run_on_rank0(lambda: self.task.analyze(material, path)) if event.best else {}
         return replace(event, best={**event.best, **found})
 
-    def _build(self) -> Started | None:
+    def _build(self) -> InitializedFrom | None:
         """The model, with the weights that it starts from; what it is told of them."""
-        device = self.processes.together(lambda: self.processes.device(self.training.machine.device))
+        device = self.processes.run_on_all(lambda: self.processes.device(self.training.machine.device))
         self.task.model = self.task.build(self.training.seed)
         started = None
         if self.origin is not None:
             assert self.training.init is not None
-            started = take_over(self.task, self.origin, self.training.init)
+            started = initialize_from(self.task, self.origin, self.training.init)
             self.origin = None
         if self.training.train == "head":
-            freeze_body(self.task)
+            freeze_backbone(self.task)
         self.task.model.to(device)
         return started
 
-    def _plan(self, material: Material, taken: dict[str, Any]) -> Plan:
+    def _plan(self, material: PreparedData, taken: dict[str, Any]) -> Plan:
         """Fill in what is measured. taken: the settings that came from the recipe."""
         processes = self.processes
-        batches = processes.together(lambda: self._batches(material))
+        batches = processes.run_on_all(lambda: self._batches(material))
         derived = {**self.task.derived(), **taken}
         # Measuring takes the forward third of the work of training.
         cost = len(material.validation.all()) / (3 * batches.batch)
@@ -184,13 +184,13 @@ class Fitting:
             processes,
         )
         # What was measured differs from process to process; what was decided must not.
-        self.training = build(TrainingSettings, processes.lead(lambda: flatten(plan.settings)))
+        self.training = build(TrainingSettings, processes.run_on_rank0(lambda: flatten(plan.settings)))
         return replace(plan, settings=self.training, things=self.task.things)
 
-    def _batches(self, material: Material) -> Batches:
+    def _batches(self, material: PreparedData) -> Batches:
         t = self.training
         assert t.batch is not None
-        size, share = min(t.batch, len(material.training)), (self.processes.rank, self.processes.world)
+        size, share = min(t.batch, len(material.training)), (self.processes.rank, self.processes.world_size)
         if size < share[1]:
             raise UserError(
                 f"--batch {t.batch}: {share[1]} processes need a sample each at a step, and there are {size}"
@@ -198,11 +198,11 @@ class Fitting:
         samples, collate = material.training, self.task.collate
         return Batches(samples, collate, batch=size, seed=t.seed, accumulate=t.accumulate, share=share)
 
-    def _loop(self, material: Material, baseline: Baseline | None) -> Iterator[Event]:
+    def _loop(self, material: PreparedData, baseline: Baseline | None) -> Iterator[Event]:
         folder, run = self.folder, None
         if folder is not None:
             run = Run(Checkpoints(folder.checkpoints, self.training.keep), folder.weights)
-        journal = None if folder is None else Journal(folder, self.training)
+        journal = None if folder is None else MetricsLogger(folder, self.training)
         best: dict[str, Tensor] = {}
         events = run_loop(
             self.task,
@@ -216,7 +216,7 @@ class Fitting:
             processes=self.processes,
         )
         for event in events:
-            if folder is not None and journal is not None and self.processes.first:
+            if folder is not None and journal is not None and self.processes.is_main:
                 journal.write(event)
                 if isinstance(event, Saved):
                     folder.drop_replaced()
@@ -233,12 +233,12 @@ class Fitting:
             # A model in parts can only be used by all processes together; each gets a whole one.
             last = whole_tensors(self.task.model)
             self.task.model = self.task.build(self.training.seed).to(self.task.device)
-            put_tensors(self.task.model, last)
+            copy_tensors(self.task.model, last)
         if self.folder is not None:
-            self.processes.lead(lambda: self._finish_run(event, baseline))
-            self.processes.spread(model_tensors(self.task.model).values())
+            self.processes.run_on_rank0(lambda: self._finish_run(event, baseline))
+            self.processes.broadcast(model_tensors(self.task.model).values())
         elif best:
-            put_tensors(self.task.model, best)
+            copy_tensors(self.task.model, best)
         self.task.model.eval()
 
     def _finish_run(self, event: Finished, baseline: Baseline | None) -> None:
@@ -258,7 +258,7 @@ def begin(
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
     **settings: Any,
-) -> Fitting:
+) -> TrainingSession:
     """Check everything that can be checked before the data are read, and return the training, not yet begun.
 
     Nothing is written before the data have been read and the model built. settings: of the task and of training, by
@@ -267,16 +267,16 @@ def begin(
     processes = join()
     again = {"overwrite": overwrite, "resume": resume}
     try:
-        return processes.together(
+        return processes.run_on_all(
             lambda: _begin(processes, data, task=task, out=out, dry_run=dry_run, stop=stop, **again, **settings)
         )
     except UserError:
-        processes.leave()
+        processes.shutdown()
         raise
 
 
 def _begin(
-    processes: Processes,
+    processes: ProcessGroup,
     data: str | Path | None,
     *,
     task: str | None,
@@ -286,10 +286,10 @@ def _begin(
     dry_run: bool,
     stop: Callable[[], bool],
     **settings: Any,
-) -> Fitting:
+) -> TrainingSession:
     source = None if data is None else str(data)
     folder = None if out is None else RunFolder(out)
-    if folder is not None and not resume and processes.began(folder.path):
+    if folder is not None and not resume and processes.has_started(folder.path):
         # These processes were killed and started again, with the words of the first time.
         resume, overwrite = bool(Checkpoints(folder.checkpoints).steps()), True
         if resume:
@@ -312,18 +312,18 @@ def _begin(
     training = build(TrainingSettings, settings)
     if instance.counted:
         refuse_idle(settings, processes)
-    origin = origin_of(instance, training)
+    origin = initial_run(instance, training)
     processes = _in_mode(processes, training, source)
-    if processes is ALONE and training.machine.parallel is not None:
+    if processes is SINGLE_PROCESS and training.machine.parallel is not None:
         raise UserError(
             f"--parallel {training.machine.parallel}: is for several processes, and this is one:"
             " torchrun --nproc-per-node=2 -m tokenloom train …"
         )
     if dry_run:
         folder = None
-    if folder is not None and processes.first:
+    if folder is not None and processes.is_main:
         folder.claim(overwrite=overwrite, resume=False)
-    return Fitting(
+    return TrainingSession(
         instance,
         task,
         source,
@@ -338,18 +338,18 @@ def _begin(
     )
 
 
-def _in_mode(processes: Processes, training: TrainingSettings, source: str | None) -> Processes:
+def _in_mode(processes: ProcessGroup, training: TrainingSettings, source: str | None) -> ProcessGroup:
     """The processes as the settings want them. Raises UserError for a device or data that they cannot have."""
     processes.device(training.machine.device)
-    if not isinstance(processes, Several):
+    if not isinstance(processes, DistributedGroup):
         return processes
-    if source == "-" and processes.world > 1:
+    if source == "-" and processes.world_size > 1:
         raise UserError("standard input cannot be read by several processes: give a file")
     return processes.mode(training.machine.parallel)
 
 
 def _resumed(
-    processes: Processes,
+    processes: ProcessGroup,
     folder: RunFolder,
     data: str | None,
     task: str | None,
@@ -357,13 +357,13 @@ def _resumed(
     *,
     dry_run: bool,
     stop: Callable[[], bool],
-) -> Fitting:
+) -> TrainingSession:
     """Go on with a run: its own settings hold, and none may be changed but how long it trains, on what machine, and
     how often it saves.
 
     data: the same data, when they lie elsewhere now; their content is held against the checkpoint.
     """
-    if processes.first:
+    if processes.is_main:
         folder.claim(overwrite=False, resume=True)
     config = folder.read_config()
     instance = task_of(config, folder)
@@ -383,7 +383,7 @@ def _resumed(
     training = build(TrainingSettings, {**config["training"], **settings})
     instance.source = config["data"] if data is None else data
     processes = _in_mode(processes, training, instance.source)
-    return Fitting(
+    return TrainingSession(
         instance,
         config["task"],
         instance.source,
@@ -396,7 +396,7 @@ def _resumed(
     )
 
 
-def fit(data: str | Path | None = None, **arguments: Any) -> Fitting:
+def fit(data: str | Path | None = None, **arguments: Any) -> TrainingSession:
     """Train, event by event: `for event in tokenloom.fit("text.txt", steps=500): …`. Arguments as for `train`.
 
     What is returned also holds the task, with its model: `fitting = tokenloom.fit(…)`, then `fitting.task`.

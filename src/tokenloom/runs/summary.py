@@ -6,15 +6,15 @@ import time
 from typing import Any
 
 from tokenloom.runs.counted import USED
-from tokenloom.runs.session import Fitting
+from tokenloom.runs.session import TrainingSession
 from tokenloom.settings import flatten
-from tokenloom.training.events import Baseline, Counted, Event, Finished, Planned, Saved, Staged
+from tokenloom.training.events import Baseline, Counted, Event, Finished, Planned, PrerequisiteEvent, Saved
 
 
-def summary(fitting: Fitting, events: list[Event], began: float) -> dict[str, Any]:
+def summary(fitting: TrainingSession, events: list[Event], began: float) -> dict[str, Any]:
     """What `--json` prints of a training."""
     # What a stage before it had to tell stands in the stage's own run.
-    last = max((place for place, e in enumerate(events) if isinstance(e, Staged)), default=-1)
+    last = max((place for place, e in enumerate(events) if isinstance(e, PrerequisiteEvent)), default=-1)
     events = events[last + 1 :]
     plan = next((e.plan for e in events if isinstance(e, Planned)), None)
     result: dict[str, Any] = {"task": fitting.name, "out": None if fitting.folder is None else str(fitting.folder.path)}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenloom.errors import UserError
 from tokenloom.plotting.confusion_matrix import confusion_table, draw_confusion
 from tokenloom.plotting.tables import plain_table
-from tokenloom.errors import UserError
 
 # A matrix of more classes than this is drawn, but is too wide for a terminal: then the commonest confusions are listed.
 WIDEST = 12
@@ -16,7 +16,7 @@ _TOP_CONFUSED = 10
 
 
 def summary_lines(metrics: dict[str, Any], things: str = "texts") -> list[str]:
-    """The single numbers. things: what is labelled."""
+    """The single numbers. things: what is labeled."""
     m = metrics
     return [
         f"accuracy:    {m['accuracy']:.2%} (95 % interval {m['accuracy_low']:.2%} to {m['accuracy_high']:.2%})",

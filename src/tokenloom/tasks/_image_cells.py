@@ -1,4 +1,4 @@
-"""Pictures as rows of ids: samples to learn from, and counts of neighbouring cells to compare with."""
+"""Pictures as rows of ids: samples to learn from, and counts of neighboring cells to compare with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenloom.data.augment import Augmentation, Draws, augment
 from tokenloom.data.image_files import Pixels
 from tokenloom.data.samples import Keys, fingerprint_of, generator_for
-from tokenloom.utils.progress import watched
+from tokenloom.utils.progress import track_progress
 
 Ids = NDArray[np.int64]
 # How copies of a picture are changed.
@@ -52,7 +52,7 @@ class CellSamples:
         pieces = [(copy, at) for copy in range(self.copies) for at in range(0, len(self), TOGETHER)]
         found: list[list[Ids]] = [[] for _ in range(self.copies)]
         size = min(TOGETHER, len(self))
-        for copy, at in watched(pieces, "pictures encoded", self.copies * len(self), size):
+        for copy, at in track_progress(pieces, "pictures encoded", self.copies * len(self), size):
             pixels = self.pixels[at : at + TOGETHER]
             found[copy].append(self.encode(varied(pixels, copy, at) if copy else pixels))
         return np.stack([np.concatenate(one) for one in found], 1).astype(np.int32)
@@ -72,7 +72,7 @@ def varied(pixels: Pixels, copy: int, first: int = 0) -> Pixels:
     return changed.round().clamp(0, 255).to(torch.uint8).numpy()
 
 
-def neighbours(ids: Ids, rows: int, columns: int, nothing: int) -> Ids:
+def neighbors(ids: Ids, rows: int, columns: int, nothing: int) -> Ids:
     """(n, cells, 4) ids of the left, upper left, upper and upper right cell of each cell of (n, cells) in raster order;
     `nothing` where there is none."""
     grid = np.full((len(ids), rows + 1, columns + 2), nothing, dtype=np.int64)
@@ -81,25 +81,25 @@ def neighbours(ids: Ids, rows: int, columns: int, nothing: int) -> Ids:
     return np.stack(parts, -1).reshape(len(ids), rows * columns, 4)
 
 
-def histogram_nats(training: Ids, held: Ids, vocab: int) -> float:
+def histogram_nats(training: Ids, held: Ids, vocab_size: int) -> float:
     """Nats a cell on held-out ids by how often each came in training, with one added to every count."""
-    counts = np.bincount(training.ravel(), minlength=vocab) + 1.0
+    counts = np.bincount(training.ravel(), minlength=vocab_size) + 1.0
     return float(-np.log(counts / counts.sum())[held].mean())
 
 
-def neighbour_nats(training: Ids, held: Ids, grid: tuple[int, int], vocab: int, strength: float = 1.0) -> float:
-    """Nats a cell on held-out ids (n, cells), by counts of each id after its four neighbours.
+def neighbor_nats(training: Ids, held: Ids, grid: tuple[int, int], vocab_size: int, strength: float = 1.0) -> float:
+    """Nats a cell on held-out ids (n, cells), by counts of each id after its four neighbors.
 
     p₄(x) = (n₄(x) + s p₂(x)) / (n₄ + s), with n₄ counted where left, upper left, upper and upper right are the same;
     p₂ likewise of left and upper alone, then p₀ by how often x came. strength: s, of the smoothing (Dirichlet; MacKay &
     Peto 1995).
     """
-    counts = np.bincount(training.ravel(), minlength=vocab) + 1.0
+    counts = np.bincount(training.ravel(), minlength=vocab_size) + 1.0
     p = (counts / counts.sum())[held.ravel()]
-    seen, asked = (neighbours(ids, *grid, vocab).reshape(-1, 4) for ids in (training, held))
+    seen, asked = (neighbors(ids, *grid, vocab_size).reshape(-1, 4) for ids in (training, held))
     for chosen in ((0, 2), (0, 1, 2, 3)):
-        keys, wanted = (_numbered(part[:, chosen], vocab + 1) for part in (seen, asked))
-        joint = _looked_up(keys * vocab + training.ravel(), wanted * vocab + held.ravel())
+        keys, wanted = (_numbered(part[:, chosen], vocab_size + 1) for part in (seen, asked))
+        joint = _looked_up(keys * vocab_size + training.ravel(), wanted * vocab_size + held.ravel())
         p = (joint + strength * p) / (_looked_up(keys, wanted) + strength)
     return -float(np.log(p).mean())
 
@@ -107,7 +107,7 @@ def neighbour_nats(training: Ids, held: Ids, grid: tuple[int, int], vocab: int, 
 def _numbered(ids: Ids, base: int) -> Ids:
     """One number a row of ids (n, k) below `base`."""
     if math.log2(base) * (ids.shape[1] + 1) > 62:
-        raise ValueError(f"{base} different cells are too many to be counted by {ids.shape[1]} neighbours")
+        raise ValueError(f"{base} different cells are too many to be counted by {ids.shape[1]} neighbors")
     numbers: Ids = ids @ base ** np.arange(ids.shape[1], dtype=np.int64)
     return numbers
 

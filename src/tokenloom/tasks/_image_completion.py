@@ -8,24 +8,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.data.image_files import PictureForm, Pixels, decode, header
+from tokenloom.data.image_files import ImageFormat, Pixels, decode, header
 from tokenloom.data.text import reason_of
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
-from tokenloom.tasks.image_tokenizer import ImageCodes
-from tokenloom.tasks._image_settings import form_of
 from tokenloom.tasks._image_generation_settings import ImageGenerationSettings
+from tokenloom.tasks._image_settings import form_of
 from tokenloom.tasks._image_tokenizers import PictureTokenizer
+from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 
 Ids = NDArray[np.int64]
 
 
-def form_of_codes(settings: ImageGenerationSettings, theirs: PictureForm) -> PictureForm:
+def form_of_codes(settings: ImageGenerationSettings, theirs: ImageFormat) -> ImageFormat:
     """What the pictures are brought to for codes that are there already: that of the codes.
 
     Raises UserError where the settings ask for another mode, or another way of getting there.
     """
-    own, plain = form_of(settings), PictureForm()
+    own, plain = form_of(settings), ImageFormat()
     for name in ("mode", "fit", "background", "limit"):
         asked, usual, there = (getattr(form, name) for form in (own, plain, theirs))
         if asked not in (usual, there):
@@ -34,9 +34,9 @@ def form_of_codes(settings: ImageGenerationSettings, theirs: PictureForm) -> Pic
     return theirs if own.size is None else replace(theirs, size=own.size)
 
 
-def check_whole(tokenizer: PictureTokenizer | None, form: PictureForm, tokens: str) -> None:
+def check_whole(tokenizer: PictureTokenizer | None, form: ImageFormat, tokens: str) -> None:
     """Raise UserError where codes are for other pictures than the data's."""
-    if isinstance(tokenizer, ImageCodes) and tokenizer.form.shape != form.shape:
+    if isinstance(tokenizer, ImageTokenizerTask) and tokenizer.form.shape != form.shape:
         (C, H, W), (c, h, w) = tokenizer.form.shape, form.shape
         raise UserError(
             f"--tokens {tokens}: its codes are for pictures of {W} × {H} pixels with {C} channel(s), and these have"
@@ -44,7 +44,7 @@ def check_whole(tokenizer: PictureTokenizer | None, form: PictureForm, tokens: s
         )
 
 
-def read_top(path: str, form: PictureForm) -> tuple[Pixels, str | None]:
+def read_top(path: str, form: ImageFormat) -> tuple[Pixels, str | None]:
     """The upper half (C, H', W) of a picture file, and a note where the picture had to be resized.
 
     The file is a whole picture, of the run's size or proportions, or an upper half of the run's size. Raises UserError
@@ -82,7 +82,7 @@ class UpperHalf:
     partly: int
 
 
-def upper_half(top: Pixels, tokenizer: PictureTokenizer, form: PictureForm) -> UpperHalf:
+def upper_half(top: Pixels, tokenizer: PictureTokenizer, form: ImageFormat) -> UpperHalf:
     """What an upper part (C, H', W) of a picture decides.
 
     What is below is taken to be like the last row that is known: only rows of cells that lie wholly in the given part

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenloom.generation.sampling import Sampling
 from tokenloom.errors import UserError
-from tokenloom.tasks._image_settings import PictureSettings, check_reading
+from tokenloom.generation.sampling import Sampling
+from tokenloom.tasks._image_settings import ImageInputSettings, check_reading
 from tokenloom.training.settings import option
 
 
 @dataclass(frozen=True)
-class ImageGenerationSettings(PictureSettings):
+class ImageGenerationSettings(ImageInputSettings):
     """How pictures become cells, and the sizes of the decoder."""
 
-    tokens: str = option("codes", "codes: learnt in a stage before; palette: pixels; or a run of image-codes")
+    tokens: str = option("codes", "codes: learned in a stage before; palette: pixels; or a run of image-tokenizer")
     codes: int | None = option(None, "of the stage: different codes [default: 128]")
     factor: int | None = option(None, "of the stage: pixels along the side of a code [default: 4, of small pictures 2]")
-    codes_steps: int | None = option(None, "of the stage: optimiser steps")
-    colours: int | None = option(None, "of the palette [default: 16, of pictures in colour 64]")
+    codes_steps: int | None = option(None, "of the stage: optimizer steps")
+    colors: int | None = option(None, "of the palette [default: 16, of pictures in color 64]")
     copies: int | None = option(None, "ways in which each picture is seen, slightly turned and bent [default: 8 or 1]")
     unconditional: bool = option(False, "do not look at classes, where there are any")
     class_drop: float = option(0.1, "share of pictures whose class is hidden in training: guidance needs some")
@@ -42,8 +42,8 @@ class ImageGenerationSettings(PictureSettings):
             if not 0 <= getattr(self, name) < 1:
                 what = f"--{name.replace('_', '-')} {getattr(self, name)}"
                 raise UserError(f"{what}: must be from 0 up to, but not including, 1")
-        idle = {"palette": ("codes", "factor", "codes_steps"), "codes": ("colours",)}
-        for name in idle.get(self.tokens, ("codes", "factor", "codes_steps", "colours")):
+        idle = {"palette": ("codes", "factor", "codes_steps"), "codes": ("colors",)}
+        for name in idle.get(self.tokens, ("codes", "factor", "codes_steps", "colors")):
             if getattr(self, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError(f"{flag} has no effect with --tokens {self.tokens}: leave it out")
@@ -56,7 +56,7 @@ class GenerateOptions:
     count: int = option(16, "how many pictures; with --top, how many completions")
     out: str = option("sheet.png", "the sheet to be written")
     class_: str | None = option(None, "make pictures of this class; of all in turn when not given")
-    guidance: float = option(1.0, "1: as the model has learnt; above: more like the class, and less varied")
+    guidance: float = option(1.0, "1: as the model has learned; above: more like the class, and less varied")
     top: str | None = option(None, "complete this picture: its upper half is kept")
     temperature: float = option(1.0, "below 1 more usual, above 1 more unusual; 0 takes the likeliest cell")
     top_k: int | None = option(None, "choose among this many likeliest cells")

@@ -5,33 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from tokenloom.data.labeled import LabelColumns
-from tokenloom.data.image_files import PictureForm
+from tokenloom.data.image_files import ImageFormat
 from tokenloom.data.image_split import DEFAULT_SHARE
+from tokenloom.data.labeled import LabelColumns
 from tokenloom.errors import UserError
 from tokenloom.training.settings import option
 
 
 @dataclass(frozen=True)
-class PictureSettings:
+class ImageInputSettings:
     """Which pictures, and what they are brought to."""
 
     resolution: str | None = option(None, "pixels a picture is brought to, 28 or HEIGHTxWIDTH; found in the data")
-    mode: Literal["grey", "colour"] | None = option(None, "grey or colour; grey where no picture has colour")
+    mode: Literal["gray", "color"] | None = option(None, "gray or color; gray where no picture has color")
     fit: Literal["crop", "pad", "stretch"] = option("crop", "how another shape becomes this one")
-    background: str = option("white", "what is behind transparent pixels: a colour's name, or #rrggbb")
+    background: str = option("white", "what is behind transparent pixels: a color's name, or #rrggbb")
     limit: float = option(100.0, "most million pixels that a file may unpack to")
     skip_broken: bool = option(False, "go on without pictures that cannot be read")
     column: str | None = option(None, "column of a table, or field of JSON lines, that holds the path")
     label: str | None = option(None, "column of a table, or field of JSON lines, that holds the label")
     header: bool | None = option(None, "the first row of a table names its columns; guessed when not given")
     validation: str | None = option(None, "validate on these data instead of a part of the data")
-    holdout: float = option(DEFAULT_SHARE, "share of each class kept for validation")
+    val_fraction: float = option(DEFAULT_SHARE, "share of each class kept for validation")
     split: int = option(0, "seed of the split: another number keeps other pictures")
 
 
 @dataclass(frozen=True)
-class ImageClassificationSettings(PictureSettings):
+class ImageClassificationSettings(ImageInputSettings):
     """The pictures, the model, and how they are changed in training; None = derived from the pictures."""
 
     model: Literal["vit", "cnn"] = option("vit", "vit: a vision transformer; cnn: a small convolutional network")
@@ -48,7 +48,7 @@ class ImageClassificationSettings(PictureSettings):
     scale: float | None = option(None, "training: larger or smaller by up to so much [default: 0.1, of many less]")
     elastic: float | None = option(None, "training: bent by about so much of a side [default: 0.04, of many less]")
     flip: float = option(0.0, "training: share of the pictures mirrored; 0.5 where left and right mean nothing")
-    colour: float = option(0.0, "training: brightness, contrast and colours changed by up to so much")
+    color: float = option(0.0, "training: brightness, contrast and colors changed by up to so much")
 
     def with_changes(self, share: float) -> Self:
         """With so much of the usual changes where none was given."""
@@ -61,9 +61,9 @@ class ImageClassificationSettings(PictureSettings):
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Which pictures are to be labelled."""
+    """Which pictures are to be labeled."""
 
-    files: list[str] = option([], "picture files to be labelled", positional=True)
+    files: list[str] = option([], "picture files to be labeled", positional=True)
     top: int = option(3, "how many classes to show of each, where there are several files")
 
 
@@ -77,12 +77,12 @@ class LookOptions:
     dark: bool = option(False, "light on dark")
 
 
-def form_of(s: PictureSettings) -> PictureForm:
+def form_of(s: ImageInputSettings) -> ImageFormat:
     """What pictures are brought to. Raises UserError for a value out of range."""
     if not s.limit > 0:
         raise UserError(f"--limit {s.limit}: must be above 0 (million pixels)")
     size = None if s.resolution is None else pair("resolution", s.resolution)
-    return PictureForm(size, s.mode, s.fit, s.background, int(s.limit * 1e6))
+    return ImageFormat(size, s.mode, s.fit, s.background, int(s.limit * 1e6))
 
 
 def pair(name: str, text: str) -> tuple[int, int]:
@@ -95,18 +95,18 @@ def pair(name: str, text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[-1])
 
 
-def columns_of(s: PictureSettings) -> LabelColumns:
+def columns_of(s: ImageInputSettings) -> LabelColumns:
     """Where a table holds paths and labels."""
     return LabelColumns(s.column, s.label, s.header)
 
 
-def check_reading(s: PictureSettings) -> None:
+def check_reading(s: ImageInputSettings) -> None:
     """Raise UserError for values that no reading could have, and where the split has no effect."""
     form_of(s)
-    if not 0 < s.holdout < 1:
-        raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
-    if s.validation is not None and (s.holdout, s.split) != (DEFAULT_SHARE, 0):
-        raise UserError("--holdout and --split have no effect with --validation: leave them out")
+    if not 0 < s.val_fraction < 1:
+        raise UserError(f"--val-fraction {s.val_fraction}: must be above 0 and below 1")
+    if s.validation is not None and (s.val_fraction, s.split) != (DEFAULT_SHARE, 0):
+        raise UserError("--val-fraction and --split have no effect with --validation: leave them out")
 
 
 def nearest_divisor(side: int, wanted: float) -> int:

@@ -21,18 +21,18 @@ class Draws:
     replacement: Tensor
 
     @staticmethod
-    def of(shape: tuple[int, ...], vocab: int, generator: torch.Generator) -> Draws:
+    def of(shape: tuple[int, ...], vocab_size: int, generator: torch.Generator) -> Draws:
         """Draw from a generator, in this order."""
         select = torch.rand(shape, generator=generator)
         kind = torch.rand(shape, generator=generator)
-        return Draws(select, kind, torch.randint(vocab, shape, generator=generator))
+        return Draws(select, kind, torch.randint(vocab_size, shape, generator=generator))
 
     @staticmethod
-    def of_sample(length: int, vocab: int, random: np.random.Generator) -> Draws:
+    def of_sample(length: int, vocab_size: int, random: np.random.Generator) -> Draws:
         """The draws of one sample of so many tokens, of which at least one is then selected."""
         select, kind = random.random(length), random.random(length)
         select[select.argmin()] = 0.0
-        replacement = random.integers(vocab, size=length)
+        replacement = random.integers(vocab_size, size=length)
         return Draws(torch.from_numpy(select), torch.from_numpy(kind), torch.from_numpy(replacement))
 
 

@@ -1,4 +1,4 @@
-"""The ladder: one text, one split, one tokeniser, and each kind of model trained on it and measured alike."""
+"""The ladder: one text, one split, one tokenizer, and each kind of model trained on it and measured alike."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.errors import UserError
+from tokenloom.evaluation.perplexity import RUNNING, checked_window
 from tokenloom.nn.parts import count_numbers
 from tokenloom.runs.counted import USED
-from tokenloom.runs.session import Fitting, begin
+from tokenloom.runs.session import TrainingSession, begin
 from tokenloom.settings import nearest
-from tokenloom.tasks._lm_families.table import KINDS, MODELS, kind_of
-from tokenloom.evaluation.perplexity import RUNNING, checked_window
+from tokenloom.tasks._lm_families.table import MODEL_FAMILIES, MODELS, family_of
 from tokenloom.training.checkpoints import write_json
 from tokenloom.training.events import Event, Finished, Prepared
 
@@ -23,7 +23,7 @@ WINDOW = 64
 
 
 @dataclass(frozen=True)
-class Rung:
+class ModelComparison:
     """One model of the ladder. running, windows: bits per byte with running context, and in separate windows of
     `window` tokens; nats_…: nats a token. seconds: of training. numbers: that are stored."""
 
@@ -50,17 +50,17 @@ def chosen(models: Sequence[str]) -> list[str]:
 
 def own_settings(model: str, models: Sequence[str], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that have an effect on a model. Raises UserError for one that has none on any of them."""
-    special = frozenset[str]().union(*(kind.takes for kind in KINDS))
+    special = frozenset[str]().union(*(kind.takes for kind in MODEL_FAMILIES))
     for name in settings:
-        if name in special and not any(name in kind_of(other).takes for other in models):
+        if name in special and not any(name in family_of(other).takes for other in models):
             raise UserError(f"--{name.replace('_', '-')} has no effect on any of {', '.join(models)}: leave it out")
-    takes = kind_of(model).takes
+    takes = family_of(model).takes
     return {name: value for name, value in settings.items() if name not in special or name in takes}
 
 
 def trainings(
     data: str, models: Sequence[str], folder: Path, settings: dict[str, Any], steps: dict[str, Any], overwrite: bool
-) -> Iterator[tuple[str, Fitting]]:
+) -> Iterator[tuple[str, TrainingSession]]:
     """A training of each model, not yet begun. steps: settings of training, which counted models do without.
 
     Raises UserError, before the first, for what cannot be.
@@ -68,7 +68,7 @@ def trainings(
     found = []
     for model in chosen(models):
         # What does nothing to a counted model is for the others; when there are none, `begin` refuses it.
-        idle = kind_of(model).counted and not all(kind_of(other).counted for other in models)
+        idle = family_of(model).counted and not all(family_of(other).counted for other in models)
         training = {name: value for name, value in steps.items() if not idle or name in USED}
         own = own_settings(model, models, settings) | training
         found.append(
@@ -77,7 +77,7 @@ def trainings(
     yield from found
 
 
-def climb(model: str, fitting: Fitting, window: int, show: Callable[[Event], None]) -> Rung:
+def climb(model: str, fitting: TrainingSession, window: int, show: Callable[[Event], None]) -> ModelComparison:
     """Train a model and measure it on the whole validation part, in both ways."""
     task: Any = fitting.task
     began, seconds = time.perf_counter(), None
@@ -90,7 +90,7 @@ def climb(model: str, fitting: Fitting, window: int, show: Callable[[Event], Non
             seconds = event.seconds
     assert fitting.folder is not None
     running, apart = task.evaluate(context=RUNNING), task.evaluate(context=window)
-    return Rung(
+    return ModelComparison(
         model,
         running["bits_per_byte"],
         apart["bits_per_byte"],
@@ -103,7 +103,7 @@ def climb(model: str, fitting: Fitting, window: int, show: Callable[[Event], Non
     )
 
 
-def write(folder: Path, data: str, rungs: Sequence[Rung]) -> dict[str, Any]:
+def write(folder: Path, data: str, rungs: Sequence[ModelComparison]) -> dict[str, Any]:
     """compare.json and, where matplotlib is installed, compare.png and compare-dark.png."""
     from tokenloom.plotting.model_comparison import draw_ladder
 

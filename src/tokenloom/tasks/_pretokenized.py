@@ -1,4 +1,4 @@
-"""Training on text that was tokenised beforehand: what a folder of shards gives, and what it decides by itself."""
+"""Training on text that was tokenized beforehand: what a folder of shards gives, and what it decides by itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.data.documents import Document, TextData
+from tokenloom.data.pretokenized.shards import PARTS, PretokenizedCorpus, ShardedIds
 from tokenloom.data.report import Part, TextReport
-from tokenloom.data.pretokenized.shards import PARTS, ShardedIds, Tokenised
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.ngram import MOST_CHARACTERS, ngram_baseline
 from tokenloom.tokenizers.base import TextTokenizer
@@ -22,14 +22,14 @@ MOST_ASKED = 500_000
 STRETCHES = 16
 
 
-def refuse_inert(settings: Any, tokenised: Tokenised) -> None:
+def refuse_inert(settings: Any, tokenized: PretokenizedCorpus) -> None:
     """Raise UserError for a setting that would have no effect, since the folder has decided it already."""
-    content = tokenised.content
+    content = tokenized.content
     decided: dict[str, tuple[Any, ...]] = {
         "tokenizer": ("auto", content["tokenizer"]["kind"]),
-        "vocab": (None,),
-        "borders": (None, tokenised.borders),
-        "holdout": (type(settings)().holdout,),
+        "vocab_size": (None,),
+        "borders": (None, tokenized.borders),
+        "val_fraction": (type(settings)().val_fraction,),
         "column": (None,),
         "encoding": ("utf-8",),
         "newlines": ("fold", content["newlines"]),
@@ -37,28 +37,28 @@ def refuse_inert(settings: Any, tokenised: Tokenised) -> None:
     for name, allowed in decided.items():
         if getattr(settings, name) not in allowed:
             raise UserError(
-                f"--{name} {getattr(settings, name)}: {tokenised.folder} is tokenised already;"
-                " tokenloom data tokenise decides this"
+                f"--{name} {getattr(settings, name)}: {tokenized.folder} is tokenized already;"
+                " tokenloom data tokenize decides this"
             )
 
 
-def tokenizer_of(tokenised: Tokenised, known: TextTokenizer | None) -> TextTokenizer:
-    """The tokeniser of a folder. Raises UserError when it is another than the one that is known already."""
-    tokenizer = tokenised.tokenizer()
+def tokenizer_of(tokenized: PretokenizedCorpus, known: TextTokenizer | None) -> TextTokenizer:
+    """The tokenizer of a folder. Raises UserError when it is another than the one that is known already."""
+    tokenizer = tokenized.tokenizer()
     if known is not None and known.fingerprint() != tokenizer.fingerprint():
-        raise UserError(f"{tokenised.folder}: tokenised with another tokeniser than this run was trained with")
+        raise UserError(f"{tokenized.folder}: tokenized with another tokenizer than this run was trained with")
     return tokenizer
 
 
-def report_of(tokenised: Tokenised, extra: dict[str, str]) -> TextReport:
+def report_of(tokenized: PretokenizedCorpus, extra: dict[str, str]) -> TextReport:
     """The report on both parts, from what the manifest has counted."""
-    kept = tokenised.content["report"]
+    kept = tokenized.content["report"]
     training, validation = (
-        Part(*(tokenised.total(part, what) for what in ("documents", "characters", "bytes", "lines"))) for part in PARTS
+        Part(*(tokenized.total(part, what) for what in ("documents", "characters", "bytes", "lines"))) for part in PARTS
     )
     return TextReport(
-        name=tokenised.content["name"],
-        licence=tokenised.content["licence"],
+        name=tokenized.content["name"],
+        license=tokenized.content["license"],
         training=training,
         validation=validation,
         distinct_characters=kept["distinct_characters"],
@@ -66,42 +66,42 @@ def report_of(tokenised: Tokenised, extra: dict[str, str]) -> TextReport:
         longest=tuple(kept["longest"]),
         duplicates=kept["duplicates"],
         duplicate_share=kept["duplicate_share"],
-        how=tokenised.content["split"],
+        how=tokenized.content["split"],
         skipped=[(path, reason) for path, reason in kept["skipped"]],
         notes=kept["notes"],
-        extra={**extra, "shards": f"{sum(len(tokenised.shards(part)) for part in PARTS):,} in {tokenised.folder}"},
+        extra={**extra, "shards": f"{sum(len(tokenized.shards(part)) for part in PARTS):,} in {tokenized.folder}"},
     )
 
 
-# The line to beat is counted when the text is tokenised, and kept in the manifest: training starts at once.
+# The line to beat is counted when the text is tokenized, and kept in the manifest: training starts at once.
 
 
-def baseline_kept(tokenised: Tokenised) -> dict[str, Any]:
+def baseline_kept(tokenized: PretokenizedCorpus) -> dict[str, Any]:
     """The n-gram baseline, as the manifest keeps it, or the reason why there is none."""
-    found = baseline_of(tokenised)
+    found = baseline_of(tokenized)
     if isinstance(found, str):
         return {"baseline": {"none": found}}
     return {"baseline": {"name": found.name, "value": found.value, "unit": found.unit, "note": found.note}}
 
 
-def kept_baseline(tokenised: Tokenised) -> Baseline | str:
+def kept_baseline(tokenized: PretokenizedCorpus) -> Baseline | str:
     """What `baseline_kept` has kept."""
-    kept = tokenised.content.get("baseline", {"none": "it was not counted when the text was tokenised"})
+    kept = tokenized.content.get("baseline", {"none": "it was not counted when the text was tokenized"})
     return kept["none"] if "none" in kept else Baseline(kept["name"], kept["value"], kept["unit"], kept["note"])
 
 
-def baseline_of(tokenised: Tokenised) -> Baseline | str:
+def baseline_of(tokenized: PretokenizedCorpus) -> Baseline | str:
     """An n-gram over the characters that the ids decode to, or why there is none.
 
     Of a training part of more than `MOST_CHARACTERS` it counts `MOST_COUNTED`, and of a validation part of more than
     `MOST_ASKED` it is asked for so many: in stretches at even distances.
     """
-    if any(tokenised.total(part, "unknown") for part in PARTS):
+    if any(tokenized.total(part, "unknown") for part in PARTS):
         return "what unknown words were cannot be read from ids"
-    tokenizer = tokenised.tokenizer()
-    counted, note = _sample(tokenised, tokenizer, "training", MOST_CHARACTERS, MOST_COUNTED)
-    asked, held_note = _sample(tokenised, tokenizer, "validation", MOST_ASKED, MOST_ASKED)
-    held = tokenised.ids("validation")
+    tokenizer = tokenized.tokenizer()
+    counted, note = _sample(tokenized, tokenizer, "training", MOST_CHARACTERS, MOST_COUNTED)
+    asked, held_note = _sample(tokenized, tokenizer, "validation", MOST_ASKED, MOST_ASKED)
+    held = tokenized.ids("validation")
     if len(held) < 2:
         return "the validation part is too short"
     whole = not held_note
@@ -112,10 +112,10 @@ def baseline_of(tokenised: Tokenised) -> Baseline | str:
 
 
 def _sample(
-    tokenised: Tokenised, tokenizer: TextTokenizer, part: str, most: int, wanted: int
+    tokenized: PretokenizedCorpus, tokenizer: TextTokenizer, part: str, most: int, wanted: int
 ) -> tuple[list[tuple[str, int]], str]:
     """(text, number of ids) of all documents, or of stretches of about `wanted` characters, and a note on that."""
-    ids, characters = tokenised.ids(part), tokenised.total(part, "characters")
+    ids, characters = tokenized.ids(part), tokenized.total(part, "characters")
     starts = ids.starts()
     if characters <= most:
         return list(_texts(ids, starts, tokenizer, 0, len(ids))), ""

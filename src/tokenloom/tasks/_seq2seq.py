@@ -14,11 +14,11 @@ from torch import Tensor
 
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable, decode, fold_newlines
-from tokenloom.generation.beam_search import BeamOptions, Hypothesis, beam_search
 from tokenloom.errors import UserError
+from tokenloom.generation.beam_search import BeamOptions, Hypothesis, beam_search
 from tokenloom.models.batch import Batch, Stream, pad
 from tokenloom.models.protocols import StepModel
-from tokenloom.nn.hooks import Taps
+from tokenloom.nn.hooks import Hooks
 from tokenloom.tasks.base import Show, Task
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, named, utf8_length
 from tokenloom.training.settings import option
@@ -79,7 +79,7 @@ class Translation:
     ids: tuple[int, ...]
 
 
-class Translates(Task):
+class Seq2SeqTask(Task):
     """A task whose model predicts a target from a source, both of them text."""
 
     uses: ClassVar[Mapping[str, type]] = {"predict": TranslateOptions}
@@ -153,7 +153,7 @@ class Translates(Task):
         decoder: StepModel = self.decoder(Batch({"source": self.source_stream(sources)}).to(self.device))
         options = BeamOptions(beam, limit, end=(target.specials[END],), alpha=length_penalty)
         # The id after all those that are predicted opens a target.
-        return [best for best, *_ in beam_search(decoder, [[target.vocab]] * len(sources), options)]
+        return [best for best, *_ in beam_search(decoder, [[target.vocab_size]] * len(sources), options)]
 
     def _translation(self, best: Hypothesis) -> Translation:
         text = self.tokenizers[1].decode(list(best.ids))
@@ -172,15 +172,15 @@ class Translates(Task):
         return Alignment(names[0], names[1][: len(weights)], weights.tolist())
 
     def _looked_at(self, source: Ids, translation: Translation) -> Tensor:
-        target = self.tokenizers[1].vocab
+        target = self.tokenizers[1].vocab_size
         stream = Stream(ids=torch.tensor([[target, *translation.ids][: self.model_config["target_limit"]]]))
-        taps = Taps("*cross.pattern")
+        hooks = Hooks("*cross.pattern")
         with self.ready() as model, torch.no_grad():
-            model(Batch({"source": self.source_stream([source]), "target": stream}).to(self.device), taps=taps)
-        if not taps.values:
+            model(Batch({"source": self.source_stream([source]), "target": stream}).to(self.device), hooks=hooks)
+        if not hooks.values:
             raise UserError("--alignment: this model has no attention, and so nothing that it looked at")
         # (B, H, N, M) of each layer.
-        return torch.stack([pattern[0] for pattern in taps.values.values()]).mean((0, 1)).cpu()
+        return torch.stack([pattern[0] for pattern in hooks.values.values()]).mean((0, 1)).cpu()
 
     @property
     def attends(self) -> bool:

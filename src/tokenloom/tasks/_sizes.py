@@ -11,7 +11,7 @@ from tokenloom.settings import nearest
 
 
 @dataclass(frozen=True)
-class Dial:
+class SizePreset:
     """One position of the dial."""
 
     sizes: dict[str, int]
@@ -21,18 +21,20 @@ class Dial:
 
 def rates(width: int) -> dict[str, float]:
     """Peak rates for a transformer of that width: Muon's holds over widths, AdamW's falls with them."""
-    return {"matrix_rate": 0.02, "rate": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
+    return {"muon_lr": 0.02, "lr": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
 
 
-def _dial(depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0, **rate: float) -> Dial:
+def _dial(
+    depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0, **lr: float
+) -> SizePreset:
     sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
-    recipe = {"batch": batch, **rates(width), "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0, **rate}
-    return Dial(sizes, dropout, recipe)
+    recipe = {"batch": batch, **rates(width), "weight_decay": 0.05, "decay_fraction": 1.0, "minutes": 5.0, **lr}
+    return SizePreset(sizes, dropout, recipe)
 
 
-DIAL = {
+SIZE_PRESETS = {
     # What is small enough for a training of seconds has rates to match; over minutes they do no harm.
-    "nano": _dial(2, 64, 4, 64, 16, rate=0.012, matrix_rate=0.04),
+    "nano": _dial(2, 64, 4, 64, 16, lr=0.012, muon_lr=0.04),
     "tiny": _dial(3, 96, 4, 128, 16),
     "small": _dial(4, 128, 4, 256, 12),
     "medium": _dial(6, 256, 8, 256, 16, 0.1),
@@ -40,7 +42,7 @@ DIAL = {
 }
 
 
-def dial(size: str, positions: Mapping[str, Dial] = DIAL) -> Dial:
+def size_preset(size: str, positions: Mapping[str, SizePreset] = SIZE_PRESETS) -> SizePreset:
     """The position of that name. Raises UserError naming the nearest."""
     if size not in positions:
         raise UserError(f"--size {size}: no such size{nearest(size, positions)}; there are {', '.join(positions)}")

@@ -15,15 +15,15 @@ from torch import nn
 
 from tokenloom.data.documents import TextData
 from tokenloom.data.unicode import Unreadable, decode, fold_newlines
+from tokenloom.errors import UserError
 from tokenloom.generation.beam_search import BeamOptions, beam_search
 from tokenloom.generation.generate import Request, generate
 from tokenloom.generation.sampling import Sampling
 from tokenloom.generation.score import Score, score
 from tokenloom.generation.streaming import TextStreamer
-from tokenloom.errors import UserError
 from tokenloom.models.protocols import StepModel
-from tokenloom.tasks.base import Show, Task
 from tokenloom.settings import build, refuse_unknown
+from tokenloom.tasks.base import Show, Task
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, named, utf8_length
 from tokenloom.training.settings import option
 
@@ -71,8 +71,8 @@ class ScoreOptions:
     continuation: str = option("", "text whose probability is asked for")
 
 
-class ContinuesText(Task):
-    """A task whose model is a `StepModel` over the ids of a text tokeniser."""
+class TextDecoderTask(Task):
+    """A task whose model is a `StepModel` over the ids of a text tokenizer."""
 
     uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions, "score": ScoreOptions}
 
@@ -91,7 +91,7 @@ class ContinuesText(Task):
             self.refuse_unseen(document.text, document.id)
         ids = self.tokenizer.encode_all([document.text for document in text.documents])
         end = self.tokenizer.specials.get(END)
-        wide = np.uint16 if self.tokenizer.vocab <= 1 << 16 else np.int32
+        wide = np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.int32
         if end is None:
             return np.concatenate(ids).astype(wide)
         border = np.array([end], dtype=np.int64)

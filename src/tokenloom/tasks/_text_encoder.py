@@ -1,6 +1,6 @@
-"""What all tasks share that read text with an encoder: the tokeniser, the sizes, the class token, the weights.
+"""What all tasks share that read text with an encoder: the tokenizer, the sizes, the class token, the weights.
 
-Every such tokeniser has the special tokens "class" and "mask", so that a body that has learnt to fill in words can go
+Every such tokenizer has the special tokens "class" and "mask", so that a body that has learned to fill in words can go
 on to label them.
 """
 
@@ -15,25 +15,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenloom.utils.names import with_article
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
-from tokenloom.models.gpt import STYLES
-from tokenloom.tasks.base import Material, Task
+from tokenloom.models.gpt import PRESETS
 from tokenloom.settings import nearest
 from tokenloom.tasks._paths import STEPWISE, every_path
-from tokenloom.tasks._sizes import dial
+from tokenloom.tasks._sizes import size_preset
+from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
 from tokenloom.training.settings import option
+from tokenloom.utils.names import with_article
 
 CLASS, MASK = "class", "mask"
 SIZES = ("context", "width", "depth", "heads")
 # Data that are passed over so often in fewer than so many steps are few: the passes are the measure, not the minutes.
 SHORT = 2000
-# A body that has learnt something is not to forget it.
-GENTLE: dict[str, Any] = {"optimizer": "adamw", "rate": 1e-3, "weight_decay": 0.01}
+# A body that has learned something is not to forget it.
+GENTLE: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01}
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class EncoderSettings:
     heads: int | None = option(None, "attention heads a layer")
     dropout: float | None = option(None, "share of activations dropped in training")
     tokenizer: str = option("auto", "characters, words, bpe or byte-bpe; auto takes byte-bpe")
-    vocab: int | None = option(None, "ids of a words, bpe or byte-bpe tokeniser")
+    vocab_size: int | None = option(None, "ids of a words, bpe or byte-bpe tokenizer")
 
 
-class EncodesText(Task):
+class TextEncoderTask(Task):
     """A task whose model is an `Encoder` over the stream "text", each row of which begins with the class token."""
 
     head: ClassVar[str] = "readout."
-    # Labelled data are soon known by heart.
+    # Labeled data are soon known by heart.
     most_epochs: ClassVar[int] = 20
 
     def __init__(self, settings: Any = None) -> None:
@@ -66,34 +66,34 @@ class EncodesText(Task):
 
     def _check_sizes(self) -> None:
         s: EncoderSettings = self.settings
-        for name in (*SIZES, "vocab"):
+        for name in (*SIZES, "vocab_size"):
             value, least = getattr(s, name), 3 if name == "context" else 1
             if value is not None and value < least:
-                raise UserError(f"--{name} {value}: must be at least {least}")
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
         if s.dropout is not None and not 0 <= s.dropout < 1:
             raise UserError(f"--dropout {s.dropout}: must be from 0 up to, but not including, 1")
-        if s.style not in STYLES:
-            raise UserError(f"--style {s.style}: no such style{nearest(s.style, STYLES)}")
-        dial(s.size)
+        if s.style not in PRESETS:
+            raise UserError(f"--style {s.style}: no such style{nearest(s.style, PRESETS)}")
+        size_preset(s.size)
 
-    # The tokeniser.
+    # The tokenizer.
 
     @property
     def tokenizer(self) -> TextTokenizer:
         """Between text and ids. Raises UserError before there is one."""
         if self._tokenizer is None:
-            raise UserError("there is no tokeniser yet: train on a text, or load a run")
+            raise UserError("there is no tokenizer yet: train on a text, or load a run")
         return self._tokenizer
 
-    def learn_tokenizer(self, texts: Sequence[str], alphabet: Sequence[str] = ()) -> None:
+    def train_tokenizer(self, texts: Sequence[str], alphabet: Sequence[str] = ()) -> None:
         """Learn it from the training texts, unless there is one: of a loaded run, or of the run of `--init`.
 
-        alphabet: texts whose characters it should know, though nothing else is learnt from them.
+        alphabet: texts whose characters it should know, though nothing else is learned from them.
         """
         if self._tokenizer is None:
             s: EncoderSettings = self.settings
             kind = "byte-bpe" if s.tokenizer == "auto" else s.tokenizer
-            self._tokenizer = choose_tokenizer(texts, kind, s.vocab, specials=(CLASS, MASK), alphabet=alphabet)
+            self._tokenizer = choose_tokenizer(texts, kind, s.vocab_size, specials=(CLASS, MASK), alphabet=alphabet)
 
     @property
     def class_id(self) -> int:
@@ -112,15 +112,15 @@ class EncodesText(Task):
         if self.model_config:
             return
         s: EncoderSettings = self.settings
-        position = dial(s.size)
+        position = size_preset(s.size)
         chosen = {name: getattr(s, name) or position.sizes[name] for name in SIZES}
         if chosen["width"] % chosen["heads"]:
             raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
         dropout = position.dropout if s.dropout is None else s.dropout
-        body = STYLES[s.style](self.tokenizer.vocab, *(chosen[name] for name in SIZES))
+        body = PRESETS[s.style](self.tokenizer.vocab_size, *(chosen[name] for name in SIZES))
         self.model_config = {**body.as_dict(), "dropout": dropout, "outputs": outputs, "read": read}
         try:
-            Encoder(EncoderConfig(**{**self.model_config, "depth": 1, "vocab": 1, "context": 1}))
+            Encoder(EncoderConfig(**{**self.model_config, "depth": 1, "vocab_size": 1, "context": 1}))
         except ValueError as error:
             raise UserError(f"{error} (--width and --heads decide)") from error
         changes: dict[str, Any] = {**chosen, "dropout": dropout}
@@ -134,8 +134,8 @@ class EncodesText(Task):
     def derived(self) -> dict[str, Any]:
         return {name: self.model_config[name] for name in (*SIZES, "dropout")}
 
-    def recipe(self, material: Material) -> dict[str, Any]:
-        recipe = {**dial(self.settings.size).recipe, **(GENTLE if self._adopted else {})}
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
+        recipe = {**size_preset(self.settings.size).recipe, **(GENTLE if self._adopted else {})}
         steps = self.most_epochs * -(-len(material.training) // recipe["batch"])
         return {**recipe, "steps": steps} if steps < SHORT else recipe
 
@@ -144,17 +144,19 @@ class EncodesText(Task):
 
     # Starting from another run.
 
-    def adopt(self, origin: Task) -> None:
-        if not isinstance(origin, EncodesText):
+    def adopt_config(self, origin: Task) -> None:
+        if not isinstance(origin, TextEncoderTask):
             raise UserError(f"--init: {with_article(origin.name)} run has no encoder, which {self.name} needs")
         s, plain = self.settings, self.Settings()
         kind, specials = origin.tokenizer.kind, len(origin.tokenizer.specials)
         theirs = {name: getattr(origin.settings, name) for name in ("size", "style", *SIZES)}
-        told = {**theirs, "tokenizer": kind, "vocab": origin.tokenizer.vocab - specials}
+        told = {**theirs, "tokenizer": kind, "vocab_size": origin.tokenizer.vocab_size - specials}
         for name, value in told.items():
             given = getattr(s, name)
             if given not in (getattr(plain, name), value):
-                raise UserError(f"--{name} {given}: the run that --init names has {value}; leave it out")
+                raise UserError(
+                    f"--{name.replace('_', '-')} {given}: the run that --init names has {value}; leave it out"
+                )
         self._tokenizer, self._adopted = origin.tokenizer, True
         self.settings = replace(s, **theirs)
 

@@ -34,19 +34,19 @@ class TextGenerationSettings:
     )
     alpha: float | None = option(None, "what --smoothing add adds to each count [default: 1]")
     tokenizer: str = option("auto", "auto, characters, words, bpe or byte-bpe")
-    vocab: int | None = option(None, "ids of a words, bpe or byte-bpe tokeniser")
+    vocab_size: int | None = option(None, "ids of a words, bpe or byte-bpe tokenizer")
     borders: bool | None = option(
         None, "keep documents apart with an end token; by default where there are several documents"
     )
     validation: str | None = option(None, "validate on this text instead of a part of the data")
-    holdout: float = option(0.1, "share of the data kept for validation")
+    val_fraction: float = option(0.1, "share of the data kept for validation")
     column: str | None = option(None, "column of a table, or field of JSON lines, that holds the text")
     encoding: str = option("utf-8", "encoding of the text")
     newlines: Literal["fold", "keep"] = option("fold", "fold: every kind of line end becomes a line feed; keep")
 
     def check(self) -> None:
         """Raise UserError for values that no model could have."""
-        for name in ("context", "width", "depth", "heads", "kv_heads", "window", "order", "vocab"):
+        for name in ("context", "width", "depth", "heads", "kv_heads", "window", "order", "vocab_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
@@ -54,7 +54,7 @@ class TextGenerationSettings:
             raise UserError(f"--carry {self.carry}: must be at least 0")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout}: must be from 0 up to, but not including, 1")
-        if not 0 < self.holdout < 1:
-            raise UserError(f"--holdout {self.holdout}: must be above 0 and below 1")
-        if self.validation is not None and self.holdout != TextGenerationSettings.holdout:
-            raise UserError("--holdout has no effect with --validation: leave one of them out")
+        if not 0 < self.val_fraction < 1:
+            raise UserError(f"--val-fraction {self.val_fraction}: must be above 0 and below 1")
+        if self.validation is not None and self.val_fraction != TextGenerationSettings.val_fraction:
+            raise UserError("--val-fraction has no effect with --validation: leave one of them out")

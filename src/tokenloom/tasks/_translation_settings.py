@@ -1,4 +1,4 @@
-"""The settings of translation: how pairs are read and tokenised, and the sizes and training that suit them."""
+"""The settings of translation: how pairs are read and tokenized, and the sizes and training that suit them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenloom.errors import UserError
-from tokenloom.tasks._sizes import Dial, dial, rates
+from tokenloom.tasks._sizes import SizePreset, rates, size_preset
 from tokenloom.training.settings import option
 
 # Tokens of a side that are taken without being asked for: memory grows with their square.
@@ -16,19 +16,19 @@ MOST_EPOCHS, SHORT = 40, 4_000
 # The textbook's own training: Adam at a constant rate.
 CHAPTER_RECIPE: dict[str, Any] = {
     "optimizer": "adamw",
-    "rate": 3e-3,
+    "lr": 3e-3,
     "weight_decay": 0.0,
     "beta2": 0.999,
     "clip": 0.0,
     "schedule": "linear",
     "warmup": 0,
-    "decay_share": 0.0,
+    "decay_fraction": 0.0,
 }
 
 
-def _size(depth: int, width: int, heads: int, dropout: float) -> Dial:
-    recipe = {"batch": 64, **rates(width), "weight_decay": 0.05, "decay_share": 1.0, "minutes": 5.0}
-    return Dial({"depth": depth, "width": width, "heads": heads}, dropout, recipe)
+def _size(depth: int, width: int, heads: int, dropout: float) -> SizePreset:
+    recipe = {"batch": 64, **rates(width), "weight_decay": 0.05, "decay_fraction": 1.0, "minutes": 5.0}
+    return SizePreset({"depth": depth, "width": width, "heads": heads}, dropout, recipe)
 
 
 SIZES = {
@@ -54,7 +54,7 @@ class TranslationSettings:
     dropout: float | None = option(None, "share of activations dropped in training")
     smoothing: float = option(0.0, "label smoothing: share of each target spread over all tokens in training")
     tokenizer: str = option("auto", "auto, characters, words, bpe or byte-bpe")
-    vocab: int | None = option(None, "ids of a words, bpe or byte-bpe tokeniser")
+    vocab_size: int | None = option(None, "ids of a words, bpe or byte-bpe tokenizer")
     vocabularies: Literal["shared", "separate"] = option("shared", "one vocabulary for both sides, or one for each")
     longest: int | None = option(None, "tokens of a side at most; the longest there are, up to 512, when not given")
     too_long: Literal["refuse", "leave-out"] = option("refuse", "what to do with longer pairs: refuse, or leave-out")
@@ -63,24 +63,26 @@ class TranslationSettings:
     target_column: str | None = option(None, "column of a table, or field of JSON lines, that holds the targets")
     header: bool | None = option(None, "the first row of a table names its columns; guessed when not given")
     validation: str | None = option(None, "validate on this table of pairs instead of a part of the data")
-    holdout: float = option(0.1, "share of the sources kept for validation")
+    val_fraction: float = option(0.1, "share of the sources kept for validation")
     encoding: str = option("utf-8", "encoding of the files")
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads", "vocab", "longest"):
+        for name in ("width", "depth", "heads", "vocab_size", "longest"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"--{name} {value}: must be at least 1")
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
         for name in ("dropout", "smoothing"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise UserError(f"--{name} {value}: must be from 0 up to, but not including, 1")
-        if not 0 < self.holdout < 1:
-            raise UserError(f"--holdout {self.holdout}: must be above 0 and below 1")
-        if self.validation is not None and self.holdout != type(self).holdout:
-            raise UserError("--holdout has no effect with --validation: leave one of them out")
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be from 0 up to, but not including, 1")
+        if not 0 < self.val_fraction < 1:
+            raise UserError(f"--val-fraction {self.val_fraction}: must be above 0 and below 1")
+        if self.validation is not None and self.val_fraction != type(self).val_fraction:
+            raise UserError("--val-fraction has no effect with --validation: leave one of them out")
         if self.model != "transformer":
             for name in ("style", "heads"):
                 if getattr(self, name) not in (None, "modern"):
-                    raise UserError(f"--{name} {getattr(self, name)}: is for --model transformer; leave it out")
-        dial(self.size, SIZES)
+                    raise UserError(
+                        f"--{name.replace('_', '-')} {getattr(self, name)}: is for --model transformer; leave it out"
+                    )
+        size_preset(self.size, SIZES)

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.utils.names import did_you_mean
 from tokenloom.errors import UserError
 from tokenloom.evaluation.word_similarity import unit
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
-from tokenloom.training.checkpoints import write_atomically
+from tokenloom.training.checkpoints import write_atomic
 from tokenloom.training.settings import option
+from tokenloom.utils.names import did_you_mean
 
 Near = list[tuple[str, float]]
 # Published analogies are from vectors trained on billions of words.
@@ -23,11 +23,11 @@ MANY = 100_000_000
 
 
 @dataclass(frozen=True)
-class NeighbourOptions:
-    """Which words, and how many neighbours of each."""
+class NeighborOptions:
+    """Which words, and how many neighbors of each."""
 
     words: list[str] = option([], "words", positional=True)
-    top: int = option(10, "how many neighbours of each word")
+    top: int = option(10, "how many neighbors of each word")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Space:
         order = np.argsort(-cosines, kind="stable")[: min(top, len(cosines) - len(set(without)))]
         return [(self.vocabulary.words[i], float(cosines[i])) for i in order]
 
-    def neighbours(self, word: str, top: int) -> Near:
+    def neighbors(self, word: str, top: int) -> Near:
         """The words nearest to a word."""
         id = self.id(word)
         return self.nearest(self.directions[id], top, [id])
@@ -98,8 +98,8 @@ class Space:
 
     def plane(self, ids: Sequence[int]) -> NDArray[np.float64]:
         """Directions of some words on their first two principal components: (words, 2)."""
-        centred = self.directions[list(ids)] - self.directions[list(ids)].mean(0)
-        left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+        centerd = self.directions[list(ids)] - self.directions[list(ids)].mean(0)
+        left, sizes, _ = np.linalg.svd(centerd, full_matrices=False)
         plane = np.zeros((len(ids), 2))
         plane[:, : len(sizes[:2])] = left[:, :2] * sizes[:2]
         return plane
@@ -116,6 +116,6 @@ class Space:
         for word, vector in zip(self.vocabulary.words, self.vectors.tolist(), strict=True):
             lines.append(" ".join([word, *(f"{value:.9g}" for value in vector)]))
         try:
-            write_atomically(path, ("\n".join(lines) + "\n").encode())
+            write_atomic(path, ("\n".join(lines) + "\n").encode())
         except OSError as error:
             raise UserError(f"--out {path}: cannot be written ({error.strerror})") from error

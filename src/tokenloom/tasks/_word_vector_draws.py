@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.word_vectors import BLOCK, Kind, neighbours_of, surroundings
-from tokenloom.training.batches import Moment
+from tokenloom.models.word_vectors import BLOCK, ModelFamily, neighbors_of, surroundings
+from tokenloom.training.batches import BatchContext
 
 # Negative words of a row; each pair takes their mean. More cost time, fewer make the gradient noisy.
 SHARED = 32
@@ -43,12 +43,12 @@ def negative_distribution(counts: ArrayLike) -> Floats:
 class Draws:
     """Makes batches of rows of words. keep: see `keep_probability`; negative: see `negative_distribution`."""
 
-    kind: Kind
+    kind: ModelFamily
     window: int
     keep: Floats
     negative: Floats
 
-    def batch(self, rows: NDArray[np.int64], moment: Moment) -> Batch:
+    def batch(self, rows: NDArray[np.int64], moment: BatchContext) -> Batch:
         """Rows of ids (B, span), negative where a document ends or nothing is, as a batch with targets.
 
         Of each row, frequent words are left out at random, and those that are left move together; each place sees
@@ -68,14 +68,14 @@ class Draws:
         # Whole blocks, so that the model need not lengthen and cut what it computes.
         real = np.arange(BLOCK * max(1, -(-int(counts.max()) // BLOCK))) < counts[:, None]
 
-        def together(values: NDArray[Any], fill: int) -> Tensor:
+        def compact(values: NDArray[Any], fill: int) -> Tensor:
             moved = np.full(real.shape, fill, values.dtype)
             moved[real] = values[kept]
             return torch.from_numpy(moved)
 
-        ids = together(rows, 0)
-        segments = together(np.cumsum(rows < 0, 1, dtype=np.int32), -1)
-        around = surroundings(segments, together(reach, 0), self.window)
+        ids = compact(rows, 0)
+        segments = compact(np.cumsum(rows < 0, 1, dtype=np.int32), -1)
+        around = surroundings(segments, compact(reach, 0), self.window)
         # The last sum may be a little below 1, and a draw above it.
         edges = np.cumsum(self.negative)
         negatives = np.searchsorted(edges[:-1], drawn, side="right")
@@ -84,7 +84,7 @@ class Draws:
             "negatives": Stream(ids=torch.from_numpy(negatives)),
         }
         if self.kind == "skip-gram":
-            targets = torch.where(around, neighbours_of(ids, self.window), IGNORE)
+            targets = torch.where(around, neighbors_of(ids, self.window), IGNORE)
         else:
             streams["around"] = Stream(features=around)
             targets = torch.where(around.any(-1), ids, IGNORE)[..., None]

@@ -1,6 +1,6 @@
 """The contract of a task: the seam between a kind of data and everything else.
 
-A task says which reader, tokeniser, model, loss and metrics belong together, and how the trained thing is used. The
+A task says which reader, tokenizer, model, loss and metrics belong together, and how the trained thing is used. The
 loop, the checkpoints, the command line know tasks by this contract alone.
 """
 
@@ -16,23 +16,23 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tokenloom.utils.names import with_article
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.models.protocols import StepModel
 from tokenloom.nn.parts import device_of
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
+from tokenloom.training.device import choose_device
 from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate
-from tokenloom.training.losses import Terms, Totals
-from tokenloom.training.device import choose_device
+from tokenloom.training.losses import LossTerms, MetricSum
+from tokenloom.utils.names import with_article
 
 Show = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Material:
+class PreparedData:
     """What `prepare` makes of the data: samples to train on and to validate with, and the report on them."""
 
     training: Samples
@@ -54,7 +54,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Prerequisite:
     """A training that comes before: of which task, and with which of its settings, by flat name."""
 
     task: str
@@ -62,7 +62,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PerSampleLoss:
     """What a run makes of each validation sample: value = Σ sums / Σ counts, the lower the better.
 
     content: a hash of what was asked; runs that share it were asked the same, sample by sample.
@@ -91,7 +91,7 @@ class Task(ABC):
     abstract methods; the rest has defaults.
 
     After training or loading, `model` is the trained model and `source` the data it came from. A task that learns a
-    tokeniser from the data keeps it as an attribute, and writes and reads it in `save_parts` and `load_parts`.
+    tokenizer from the data keeps it as an attribute, and writes and reads it in `save_parts` and `load_parts`.
     """
 
     name: ClassVar[str]
@@ -114,11 +114,11 @@ class Task(ABC):
     # What a task must say.
 
     @abstractmethod
-    def prepare(self, data: str | None) -> Material:
-        """Read, check and split the data, make the tokeniser, settle every size.
+    def prepare(self, data: str | None) -> PreparedData:
+        """Read, check and split the data, make the tokenizer, settle every size.
 
         Afterwards `model_config` holds all that `build` needs. data: a path, a built-in name, or None when the
-        task makes its own. For a loaded task the tokeniser and the sizes are there already, and stay.
+        task makes its own. For a loaded task the tokenizer and the sizes are there already, and stay.
         """
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Task(ABC):
         """Whether the settings ask for a model that is counted by `count`, and not trained with gradients."""
         return False
 
-    def count(self, material: Material) -> nn.Module | None:
+    def count(self, material: PreparedData) -> nn.Module | None:
         """A model made in one pass over the material, without gradients, where `counted` says so.
 
         The sizes that it settles go into `model_config`, so that `build` gives a module into which its weights fit.
@@ -139,11 +139,11 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def collate(self, samples: Any, moment: Moment) -> Batch:
+    def collate(self, samples: Any, moment: BatchContext) -> Batch:
         """What `Samples.take` gave, as a batch of tensors with masks and targets."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """The terms of the loss by name, as sums and counts per sample; terms of weight 0 are metrics.
 
         The counts of a term of weight above 0 must be those of the batch's targets of the same name.
@@ -171,30 +171,30 @@ class Task(ABC):
     # How the names of those parameters begin that read the features; all others are the body, which tasks may share.
     head: ClassVar[str] = ""
 
-    def adopt(self, origin: Task) -> None:
-        """Take over, before the data are read, what the body of another run was made with: tokeniser and sizes.
+    def adopt_config(self, origin: Task) -> None:
+        """Take over, before the data are read, what the body of another run was made with: tokenizer and sizes.
 
         Raises UserError where this task's models have no body that others share, and with the first setting that asks
         for something else.
         """
         raise UserError(f"--init: {with_article(self.name)} model cannot start from another run")
 
-    def carried(self, name: str, value: Tensor, origin: Task) -> Tensor:
+    def adapt_tensor(self, name: str, value: Tensor, origin: Task) -> Tensor:
         """A tensor of the other run's body as it fits into this model: by default the same. Positions of another
         number of tokens, say, are stretched."""
         return value
 
-    def reads(self) -> object:
+    def output_meaning(self) -> object:
         """What the outputs of the head stand for, to be compared; None where no other run's head can serve."""
         return None
 
-    # Stages: a task whose tokeniser is learnt in a training of its own lists that training, and is handed its run.
+    # Stages: a task whose tokenizer is learned in a training of its own lists that training, and is handed its run.
 
-    def stages(self) -> Mapping[str, Stage]:
+    def prerequisites(self) -> Mapping[str, Prerequisite]:
         """Trainings on the same data that must come before the data are prepared, by name; none where all is there."""
         return {}
 
-    def take_stage(self, name: str, trained: Task) -> None:
+    def take_prerequisite(self, name: str, trained: Task) -> None:
         """Take over what a stage has trained. In a dry run its model is fresh: sizes alone can be read from it."""
         raise ValueError(f"{type(self).__name__} lists the stage {name!r} and does not take it")
 
@@ -208,7 +208,7 @@ class Task(ABC):
         """
         return None
 
-    def recipe(self, material: Material) -> dict[str, Any]:
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
         """Training settings that suit this task, its sizes and its data, by flat name."""
         return {}
 
@@ -220,7 +220,7 @@ class Task(ABC):
         """The sizes that `prepare` derived, to be shown: name → value."""
         return {}
 
-    def baseline(self, material: Material) -> Baseline | None:
+    def baseline(self, material: PreparedData) -> Baseline | None:
         """What a simple method reaches on the same validation data."""
         return None
 
@@ -228,23 +228,23 @@ class Task(ABC):
         """Something that the trained model makes, to be shown after training; nothing by default."""
         return ""
 
-    def samples_of(self, data: str) -> Samples:
+    def load_samples(self, data: str) -> Samples:
         """All of some other data as samples, to be measured on. By default their validation part."""
         return self.prepare(data).validation
 
     def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        """Metrics for a person to read; after training with what `sum_up` gave."""
+        """Metrics for a person to read; after training with what `analyze` gave."""
         return [f"{name + ':':<18} {value:.4f}" for name, value in metrics.items()]
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         """Metrics by name from the sums over a split. Lower `loss` is better.
 
-        By default `loss` = Σ weight × value over the terms that are minimised, and every other term is its own value.
+        By default `loss` = Σ weight × value over the terms that are minimized, and every other term is its own value.
         """
-        minimised = [total.weight * total.value for total in totals.values() if total.weight and total.count]
-        return {name: total.value for name, total in totals.items()} | {"loss": sum(minimised)}
+        minimized = [total.weight * total.value for total in totals.values() if total.weight and total.count]
+        return {name: total.value for name, total in totals.items()} | {"loss": sum(minimized)}
 
-    def sum_up(self, material: Material, folder: Path | None) -> dict[str, Any]:
+    def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:
         """What there is to say of a trained model beside single numbers: tables and matrices, for `metric_lines` and
         `--json`. It may draw them into the folder of the run. Called once, after training, with the best weights."""
         return {}
@@ -298,7 +298,7 @@ class Task(ABC):
         return self
 
     def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
-        """Metrics over a whole validation split: that of `data` (see `samples_of`), or explicit samples.
+        """Metrics over a whole validation split: that of `data` (see `load_samples`), or explicit samples.
 
         Deterministic, and independent of the batch size. data: None measures on what the run was trained on. Raises
         NoTargets when nothing in it can be measured.
@@ -306,10 +306,10 @@ class Task(ABC):
         if batch < 1:
             raise UserError(f"--batch {batch}: must be at least 1")
         if samples is None:
-            samples = self.prepare(self.source).validation if data is None else self.samples_of(data)
-        return self.summarise(evaluate(self, self.model, samples, batch=batch))
+            samples = self.prepare(self.source).validation if data is None else self.load_samples(data)
+        return self.metrics(evaluate(self, self.model, samples, batch=batch))
 
-    def measured(self, context: str | None = None) -> Measured:
+    def measured(self, context: str | None = None) -> PerSampleLoss:
         """The loss of each validation sample, so that runs can be compared in pairs.
 
         context: for tasks that can be measured in more than one way. Raises UserError where this one cannot.
@@ -318,7 +318,7 @@ class Task(ABC):
             raise UserError(f"--context {context}: {self.name} runs are measured in one way only")
         samples = self.prepare(self.source).validation
         sums, counts = evaluate(self, self.model, samples)["loss"].samples
-        return Measured(sums, counts, "loss", samples.fingerprint())
+        return PerSampleLoss(sums, counts, "loss", samples.fingerprint())
 
     @contextmanager
     def ready(self) -> Iterator[nn.Module]:

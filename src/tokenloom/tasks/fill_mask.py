@@ -13,33 +13,33 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.data.documents import Document, TextData
-from tokenloom.utils.names import counted
 from tokenloom.data.chunks import Pieces
+from tokenloom.data.documents import Document, TextData
+from tokenloom.data.pretokenized.shards import open_pretokenized
 from tokenloom.data.report import TextReport
-from tokenloom.data.pretokenized.shards import open_tokenised
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import fold_newlines
 from tokenloom.errors import UserError
+from tokenloom.evaluation.baselines.neighbors import Neighbors
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.tasks.base import Example, Material, Show
-from tokenloom.tasks._text_encoder import EncoderSettings, EncodesText
 from tokenloom.tasks._masking import Draws, corrupt
-from tokenloom.evaluation.baselines.neighbors import Neighbours
-from tokenloom.training.batches import Moment, evaluation_batches
+from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
+from tokenloom.tasks.base import Example, PreparedData, Show
+from tokenloom.training.batches import BatchContext, evaluation_batches
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
 from tokenloom.training.settings import option
+from tokenloom.utils.names import counted
 
 
 @dataclass(frozen=True)
 class FillMaskSettings(EncoderSettings):
     """How the text is read, how it becomes tokens, and the model's sizes; None = derived."""
 
-    lines: bool = option(False, "each line of the text is a text of its own, read without its neighbours")
+    lines: bool = option(False, "each line of the text is a text of its own, read without its neighbors")
     validation: str | None = option(None, "validate on this text instead of a part of the data")
-    holdout: float = option(0.1, "share of the data kept for validation")
+    val_fraction: float = option(0.1, "share of the data kept for validation")
     column: str | None = option(None, "column of a table, or field of JSON lines, that holds the text")
     encoding: str = option("utf-8", "encoding of the text")
     newlines: Literal["fold", "keep"] = option("fold", "fold: every kind of line end becomes a line feed; keep")
@@ -54,7 +54,7 @@ class FillOptions:
     top: int = option(5, "how many answers to show")
 
 
-class FillMask(EncodesText):
+class FillMask(TextEncoderTask):
     """Predict tokens that were taken out of a text, from both sides."""
 
     name = "fill-mask"
@@ -70,41 +70,41 @@ class FillMask(EncodesText):
     def __init__(self, settings: FillMaskSettings | None = None) -> None:
         super().__init__(settings)
         self._shown: NDArray[Any] = np.zeros(0, np.int64)
-        if not 0 < self.settings.holdout < 1:
-            raise UserError(f"--holdout {self.settings.holdout}: must be above 0 and below 1")
-        if self.settings.validation is not None and self.settings.holdout != FillMaskSettings.holdout:
-            raise UserError("--holdout has no effect with --validation: leave one of them out")
+        if not 0 < self.settings.val_fraction < 1:
+            raise UserError(f"--val-fraction {self.settings.val_fraction}: must be above 0 and below 1")
+        if self.settings.validation is not None and self.settings.val_fraction != FillMaskSettings.val_fraction:
+            raise UserError("--val-fraction has no effect with --validation: leave one of them out")
 
     # Data.
 
     def _read(self, source: str) -> TextData:
         s: FillMaskSettings = self.settings
-        if source != "-" and open_tokenised(source) is not None:
-            raise UserError(f"{source}: is tokenised already, and {self.name} reads text: give the text itself")
+        if source != "-" and open_pretokenized(source) is not None:
+            raise UserError(f"{source}: is tokenized already, and {self.name} reads text: give the text itself")
         text = read_text(source, encoding=s.encoding, newlines=s.newlines, column=s.column)
         return by_lines(text) if s.lines else text
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: FillMaskSettings = self.settings
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
-        parts = split(self._read(data), s.holdout, validation=validation)
+        parts = split(self._read(data), s.val_fraction, validation=validation)
         texts, held = ([d.text for d in part.documents] for part in (parts.training, parts.validation))
-        self.learn_tokenizer(texts, held)
-        self.settle(self.tokenizer.vocab, "tokens")
+        self.train_tokenizer(texts, held)
+        self.settle(self.tokenizer.vocab_size, "tokens")
         training, measured = self._pieces(texts, data), self._pieces(held, data)
         self._shown = measured.take(measured.all()[:1])[0]
         extra = {
             "tokens": f"{len(training.ids):,} to train, {len(measured.ids):,} to validate;"
-            f" {self.tokenizer.vocab:,} different ids",
+            f" {self.tokenizer.vocab_size:,} different ids",
             "texts": f"{counted(len(training.ends), 'text')} in {counted(len(training), 'piece')} of at most"
             f" {self.context - 1:,} tokens",
-            "tokeniser": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run"))),
+            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run"))),
         }
         if self.tokenizer.notes:
             extra["note"] = " ".join(self.tokenizer.notes)
         report = TextReport.of(parts, extra)
-        return Material(training, measured, report.lines(), report.as_dict())
+        return PreparedData(training, measured, report.lines(), report.as_dict())
 
     def _pieces(self, texts: Sequence[str], source: str) -> Pieces:
         ids = self.tokenizer.encode_all(texts)
@@ -113,10 +113,10 @@ class FillMask(EncodesText):
         # One place is the class token's.
         return Pieces(ids, self.context - 1)
 
-    def samples_of(self, data: str) -> Pieces:
+    def load_samples(self, data: str) -> Pieces:
         return self._pieces([document.text for document in self._read(data).documents], data)
 
-    def reads(self) -> object:
+    def output_meaning(self) -> object:
         return self.name, self.tokenizer.fingerprint()
 
     # Loss and metrics.
@@ -124,9 +124,9 @@ class FillMask(EncodesText):
     @property
     def _text_ids(self) -> int:
         """Ids from here on are special, and never put in the place of a token."""
-        return self.tokenizer.vocab - len(self.tokenizer.specials)
+        return self.tokenizer.vocab_size - len(self.tokenizer.specials)
 
-    def collate(self, samples: list[NDArray[Any]], moment: Moment) -> Batch:
+    def collate(self, samples: list[NDArray[Any]], moment: BatchContext) -> Batch:
         seen, asked = [], []
         for row, ids in enumerate(samples):
             given = torch.from_numpy(ids.astype(np.int64))
@@ -136,14 +136,14 @@ class FillMask(EncodesText):
             asked.append(given.masked_fill(~selected, IGNORE).numpy())
         return Batch({"text": self.rows(seen)}, {"loss": self.targets(asked)})
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         term = cross_entropy_term(logits, targets)
         right = (logits.detach().argmax(-1) == targets).sum(1)
-        return {"loss": term, "accuracy": Term(right, term.counts, weight=0.0)}
+        return {"loss": term, "accuracy": LossTerm(right, term.counts, weight=0.0)}
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {
             "loss": loss.value,
@@ -163,12 +163,12 @@ class FillMask(EncodesText):
             f"measured on: {int(m['targets']):,} tokens asked for, the same in every evaluation",
         ]
 
-    def baseline(self, material: Material) -> Baseline:
-        """What the two neighbours of a token say of it, asked for the same tokens of the same corrupted text."""
+    def baseline(self, material: PreparedData) -> Baseline:
+        """What the two neighbors of a token say of it, asked for the same tokens of the same corrupted text."""
         training, measured = material.training, material.validation
         assert isinstance(training, Pieces)
         documents = np.split(training.ids, training.ends[:-1])
-        guess = Neighbours.fit(documents, self.tokenizer.vocab)
+        guess = Neighbors.fit(documents, self.tokenizer.vocab_size)
         nats, right, targets = 0.0, 0, 0
         for batch in evaluation_batches(measured, self.collate, 256):
             rows, places = (batch.targets["loss"] != IGNORE).nonzero(as_tuple=True)
@@ -276,11 +276,13 @@ def by_lines(text: TextData) -> TextData:
         for number, line in enumerate(document.text.split("\n"), start=1)
         if line.strip()
     ]
-    holdout = text.holdout
-    if isinstance(holdout, tuple):
-        held = set(holdout)
-        holdout = tuple(line.id for line in documents if line.id.rpartition(":")[0] in held)
-    return replace(text, documents=documents, documented=True, holdout=None if holdout == "tail" else holdout)
+    val_fraction = text.val_fraction
+    if isinstance(val_fraction, tuple):
+        held = set(val_fraction)
+        val_fraction = tuple(line.id for line in documents if line.id.rpartition(":")[0] in held)
+    return replace(
+        text, documents=documents, documented=True, val_fraction=None if val_fraction == "tail" else val_fraction
+    )
 
 
 def shown(token: str) -> str:

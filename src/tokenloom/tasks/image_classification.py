@@ -14,22 +14,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tokenloom.data.augment import Augmentation, Draws, augment
-from tokenloom.utils.names import with_article
-from tokenloom.data.image_files import PictureForm, Pixels, decode
-from tokenloom.data.image_split import PictureReport
-from tokenloom.data.images import PictureData, PictureSamples, looks_like_pictures
+from tokenloom.data.image_files import ImageFormat, Pixels, decode
+from tokenloom.data.image_split import ImageReport
+from tokenloom.data.images import ImageData, ImageSamples, looks_like_images
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable
-from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
+from tokenloom.evaluation.baselines.svm import MOST, block, support_vector_accuracy, why_no_machine
+from tokenloom.inspection.image_attention import look_at
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.vision import VisionConfig, VisionTransformer, resized_positions
-from tokenloom.nn.hooks import Taps
-from tokenloom.tasks.base import Example, Material, Show, Task
-from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.nn.hooks import Hooks
+from tokenloom.plotting.tables import plain_table
+from tokenloom.tasks._classification import Classification, measured_terms
 from tokenloom.tasks._image_examples import stripes
-from tokenloom.inspection.image_attention import look_at
 from tokenloom.tasks._image_input import read, split
 from tokenloom.tasks._image_settings import (
     ImageClassificationSettings,
@@ -39,16 +38,17 @@ from tokenloom.tasks._image_settings import (
     nearest_divisor,
     pair,
 )
-from tokenloom.tasks._classification import OneLabel, measured_terms
-from tokenloom.evaluation.baselines.svm import MOST, block, support_vector_accuracy, why_no_machine
+from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.patches import Patches
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Terms, cross_entropy_term
+from tokenloom.training.losses import LossTerms, cross_entropy_term
+from tokenloom.utils.names import with_article
 
 # About so many pictures are seen in all: few pictures many times, many pictures fewer times.
 SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS, BATCH = 300_000, 8, 60, 200, 64
-# Pictures of up to so many pixels a side are small: a smaller model, which has learnt them after fewer passes.
+# Pictures of up to so many pixels a side are small: a smaller model, which has learned them after fewer passes.
 SMALL, SMALL_EPOCHS = 12, 36
 _TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
 
@@ -58,7 +58,7 @@ def _epochs(n: int) -> float:
     return min(max(SEEN / n, FEWEST_EPOCHS), MOST_EPOCHS)
 
 
-class ImageClassification(OneLabel):
+class ImageClassification(Classification):
     """One class a picture."""
 
     name = "image-classification"
@@ -76,7 +76,7 @@ class ImageClassification(OneLabel):
     def __init__(self, settings: ImageClassificationSettings | None = None) -> None:
         super().__init__(settings)
         self.classes: list[str] = []
-        self.form: PictureForm | None = None
+        self.form: ImageFormat | None = None
         self._patches: Patches | None = None
         self._origin: Patches | None = None
         self._check()
@@ -87,7 +87,7 @@ class ImageClassification(OneLabel):
         for name in ("width", "depth", "heads"):
             if (value := getattr(s, name)) is not None and value < 1:
                 raise UserError(f"--{name} {value}: must be at least 1")
-        limits = {"dropout": 1.0, "smoothing": 1.0, "shift": 1.0, "scale": 1.0, "elastic": 1.0, "colour": 1.0}
+        limits = {"dropout": 1.0, "smoothing": 1.0, "shift": 1.0, "scale": 1.0, "elastic": 1.0, "color": 1.0}
         for name, below in limits.items():
             value = getattr(s, name)
             if value is not None and not 0 <= value < below:
@@ -104,9 +104,9 @@ class ImageClassification(OneLabel):
 
     @classmethod
     def accepts(cls, data: str) -> str | None:
-        return looks_like_pictures(data)
+        return looks_like_images(data)
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: ImageClassificationSettings = self.settings
         assert data is not None
         found = read(s, data, self.form)
@@ -125,17 +125,17 @@ class ImageClassification(OneLabel):
         # A picture that is seen less often needs less change to look new each time.
         self.settings = self.settings.with_changes(math.sqrt(_epochs(len(parts.training)) / MOST_EPOCHS))
         tokens = f"{self.patches.count} a picture, patches of {self.patches.patch[0]} × {self.patches.patch[1]} pixels"
-        report = PictureReport.of(parts, ({"tokens": tokens} if s.model == "vit" else {}) | why_no_machine())
+        report = ImageReport.of(parts, ({"tokens": tokens} if s.model == "vit" else {}) | why_no_machine())
         training, held = self._samples(parts.training), self._samples(parts.validation)
-        return Material(training, held, report.lines(), report.as_dict())
+        return PreparedData(training, held, report.lines(), report.as_dict())
 
-    def _samples(self, data: PictureData) -> PictureSamples:
+    def _samples(self, data: ImageData) -> ImageSamples:
         """With the class numbers of this model, which knows classes by name."""
         number = {label: place for place, label in enumerate(self.classes)}
         own = np.array([number.get(label, IGNORE) for label in data.classes] + [IGNORE], dtype=np.int64)
-        return PictureSamples(data.pixels, own[data.labels])
+        return ImageSamples(data.pixels, own[data.labels])
 
-    def samples_of(self, data: str) -> PictureSamples:
+    def load_samples(self, data: str) -> ImageSamples:
         found = read(self.settings, data, self.form, measured=True)
         self.check_known(data, found.classes)
         return self._samples(found)
@@ -144,11 +144,11 @@ class ImageClassification(OneLabel):
     def patches(self) -> Patches:
         """Between pictures and tokens. Raises UserError before there is one."""
         if self._patches is None:
-            raise UserError("there is no tokeniser yet: train on pictures, or load a run")
+            raise UserError("there is no tokenizer yet: train on pictures, or load a run")
         return self._patches
 
     def _learn(self, pixels: Pixels) -> Patches:
-        """The tokeniser; values are scaled as those of the run of `--init` were."""
+        """The tokenizer; values are scaled as those of the run of `--init` were."""
         found = Patches.learn(torch.from_numpy(pixels), self._patch())
         if self._origin is not None:
             return Patches(found.shape, found.patch, self._origin.mean, self._origin.deviation)
@@ -156,7 +156,7 @@ class ImageClassification(OneLabel):
 
     # Starting from another run.
 
-    def adopt(self, origin: Task) -> None:
+    def adopt_config(self, origin: Task) -> None:
         """Patches and sizes of the run; the resolution may be another, for which positions are stretched."""
         if not isinstance(origin, ImageClassification):
             raise UserError(f"--init: {with_article(origin.name)} run has no body for pictures")
@@ -183,13 +183,13 @@ class ImageClassification(OneLabel):
             )
         self.settings = replace(s, **told, resolution=s.resolution or f"{H}x{W}")
 
-    def carried(self, name: str, value: Tensor, origin: Task) -> Tensor:
+    def adapt_tensor(self, name: str, value: Tensor, origin: Task) -> Tensor:
         if name != "body.positions.table":
             return value
         old, new = (tuple(task.model_config["grid"]) for task in (origin, self))
         return resized_positions(value, old, new)
 
-    def reads(self) -> object:
+    def output_meaning(self) -> object:
         return self.name, self.classes
 
     def _patch(self) -> tuple[int, int]:
@@ -251,15 +251,15 @@ class ImageClassification(OneLabel):
             dropout=s.dropout,
         ).as_dict()
 
-    def recipe(self, material: Material) -> dict[str, Any]:
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
         n = len(material.training)
         batch = max(1, min(BATCH, n // 4))
         most = SMALL_EPOCHS if max(self.patches.shape[1:]) <= SMALL else MOST_EPOCHS
         steps = max(LEAST_STEPS, round(min(_epochs(n), most) * -(-n // batch)))
-        rates: dict[str, Any] = {"matrix_rate": 0.02, "rate": 3e-3, "weight_decay": 0.05}
+        rates: dict[str, Any] = {"muon_lr": 0.02, "lr": 3e-3, "weight_decay": 0.05}
         if self.settings.model == "cnn":
-            rates = {"optimizer": "adamw", "rate": 3e-3, "weight_decay": 0.05, "decay": "all"}
-        return {**rates, "batch": batch, "steps": steps, "decay_share": 1.0}
+            rates = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05, "decay": "all"}
+        return {**rates, "batch": batch, "steps": steps, "decay_fraction": 1.0}
 
     def derived(self) -> dict[str, Any]:
         c = self.model_config
@@ -284,16 +284,16 @@ class ImageClassification(OneLabel):
     def augmentation(self) -> Augmentation:
         """How pictures are changed in training."""
         s: ImageClassificationSettings = self.settings.with_changes(1.0)
-        return Augmentation(s.shift, s.rotate, s.scale, s.elastic, s.flip, s.colour)  # type: ignore[arg-type]
+        return Augmentation(s.shift, s.rotate, s.scale, s.elastic, s.flip, s.color)  # type: ignore[arg-type]
 
-    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: Moment) -> Batch:
+    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: BatchContext) -> Batch:
         pixels, labels = torch.from_numpy(samples[0]), torch.from_numpy(samples[1])
         if moment.training and not self.augmentation.nothing:
             draws = Draws.of([moment.random(row) for row in range(len(pixels))], pixels.shape[1])
             pixels = augment(pixels, self.augmentation, draws)
         return Batch({"image": Stream(features=self.patches.encode(pixels))}, {"loss": labels})
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         # Smoothed where it is trained on, and plain where it is measured.
@@ -301,17 +301,17 @@ class ImageClassification(OneLabel):
         terms = {"loss": cross_entropy_term(logits, targets, smoothing)}
         return terms if logits.requires_grad else {**terms, **measured_terms(logits, targets)}
 
-    def baseline(self, material: Material) -> Baseline | None:
+    def baseline(self, material: PreparedData) -> Baseline | None:
         """A support-vector machine on the pixels, on the same split."""
         training, held = material.training, material.validation
-        assert isinstance(training, PictureSamples)
-        assert isinstance(held, PictureSamples)
+        assert isinstance(training, ImageSamples)
+        assert isinstance(held, ImageSamples)
         if (found := support_vector_accuracy(training.pixels, training.labels, held.pixels, held.labels)) is None:
             return None
         accuracy, C, scale = found
         note = f"C = {C:g}, γ = {scale:g} of the usual, chosen on a fifth of the training pictures"
         if len(training) > MOST:
-            note += f"; learnt from {MOST:,} pictures of {len(training):,}"
+            note += f"; learned from {MOST:,} pictures of {len(training):,}"
         if (side := block(training.pixels.shape)) > 1:
             note += f"; pixels averaged over {side} × {side}"
         return Baseline("support-vector machine on pixels", accuracy, "accuracy", note, "accuracy")
@@ -332,11 +332,11 @@ class ImageClassification(OneLabel):
                 raise UserError(f"{shown_path(name)}: {error}") from None
         return torch.from_numpy(np.stack(found))
 
-    def logits(self, pixels: Tensor, taps: Taps | None = None) -> Tensor:
+    def logits(self, pixels: Tensor, hooks: Hooks | None = None) -> Tensor:
         """(B, C, H, W) uint8 → logits (B, classes)."""
         with self.ready() as model, torch.no_grad():
             batch = Batch({"image": Stream(features=self.patches.encode(pixels))})
-            logits: Tensor = model(batch.to(self.device), taps=taps)
+            logits: Tensor = model(batch.to(self.device), hooks=hooks)
         return logits
 
     def predict(self, files: str | Sequence[str]) -> list[dict[str, Any]]:
@@ -384,15 +384,15 @@ class ImageClassification(OneLabel):
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
         self._patches = Patches.load(folder / "tokenizer.json")
         if self._patches.fingerprint() != kept.get("tokenizer"):
-            raise UserError(f"{folder / 'tokenizer.json'}: is not the tokeniser that the run was trained with")
+            raise UserError(f"{folder / 'tokenizer.json'}: is not the tokenizer that the run was trained with")
         try:
-            self.form = PictureForm.from_dict(kept["form"])
+            self.form = ImageFormat.from_dict(kept["form"])
             self.classes = [str(label) for label in kept["classes"]]
             fits = self.form.shape == self._patches.shape
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / 'config.json'}: parts has no form or no classes ({error})") from None
         if not fits or len(self.classes) < 2:
-            raise UserError(f"{folder / 'config.json'}: its form and classes do not fit the tokeniser")
+            raise UserError(f"{folder / 'config.json'}: its form and classes do not fit the tokenizer")
 
     # For the equality kit.
 

@@ -1,4 +1,4 @@
-"""A tokeniser of pictures that is learnt: a run of this task turns a picture into a few codes, and codes into one."""
+"""A tokenizer of pictures that is learned: a run of this task turns a picture into a few codes, and codes into one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.utils.names import counted
-from tokenloom.data.image_files import PictureForm, Pixels
-from tokenloom.data.image_split import PictureReport
-from tokenloom.data.images import PictureSamples
+from tokenloom.data.image_files import ImageFormat, Pixels
+from tokenloom.data.image_split import ImageReport
+from tokenloom.data.images import ImageSamples
 from tokenloom.data.samples import Samples
-from tokenloom.plotting.image_grid import MOST, draw_sheet
-from tokenloom.plotting.style import place_of
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.vqvae import ImageCodes as Autoencoder
-from tokenloom.models.vqvae import ImageCodesConfig
+from tokenloom.models.vqvae import VQVAE as Autoencoder
+from tokenloom.models.vqvae import VQVAEConfig
 from tokenloom.nn.vector_quantizer import kmeans, perplexity, sums_by
-from tokenloom.tasks.base import Example, Material, Show, Task
-from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.plotting.image_grid import MOST, draw_sheet
+from tokenloom.plotting.style import place_of
 from tokenloom.tasks._image_input import read, read_parts
-from tokenloom.tasks._image_settings import PictureSettings, check_reading
-from tokenloom.training.batches import Moment
+from tokenloom.tasks._image_settings import ImageInputSettings, check_reading
+from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.tasks.base import Example, PreparedData, Show, Task
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Term, Terms, Totals
+from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
 from tokenloom.training.settings import option
+from tokenloom.utils.names import counted
 
 # The weight of the commitment, as van den Oord et al. 2017 have it.
 COMMITMENT = 0.25
@@ -42,7 +42,7 @@ STEPS = 1200
 
 
 @dataclass(frozen=True)
-class ImageCodesSettings(PictureSettings):
+class ImageCodesSettings(ImageInputSettings):
     """How pictures are read, and the sizes of the autoencoder."""
 
     codes: int = option(128, "different codes")
@@ -70,11 +70,11 @@ class ReconstructOptions:
     out: str = option("sheet.png", "the sheet to be written: each picture, and what comes back")
 
 
-class ImageCodes(Task):
+class ImageTokenizerTask(Task):
     """Pictures through a codebook."""
 
-    name = "image-codes"
-    summary = "learn a tokeniser of pictures: an autoencoder with a codebook; image-generation trains it by itself"
+    name = "image-tokenizer"
+    summary = "learn a tokenizer of pictures: an autoencoder with a codebook; image-generation trains it by itself"
     Settings = ImageCodesSettings
     models: ClassVar[Mapping[str, str]] = {
         "autoencoder": "convolutions, and a codebook of moving averages between them"
@@ -85,13 +85,13 @@ class ImageCodes(Task):
 
     def __init__(self, settings: ImageCodesSettings | None = None) -> None:
         super().__init__(settings)
-        self.form = PictureForm()
+        self.form = ImageFormat()
         self._first: Pixels | None = None
         self.settings.check()
 
     # Data.
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: ImageCodesSettings = self.settings
         assert data is not None
         parts = read_parts(s, data, self.form if self.model_config else None)
@@ -99,7 +99,7 @@ class ImageCodes(Task):
         C, H, W = self.form.shape
         if not self.model_config:
             factor = s.factor or (4 if min(H, W) >= 16 else 2)
-            config = ImageCodesConfig(H, W, C, factor, s.codes, s.features, s.depth)
+            config = VQVAEConfig(H, W, C, factor, s.codes, s.features, s.depth)
             if min(H, W) < factor:
                 raise UserError(
                     f"--factor {factor}: a picture of {W} × {H} pixels is too small; --resolution makes it larger"
@@ -107,24 +107,24 @@ class ImageCodes(Task):
             self.model_config = config.as_dict()
             self._first = parts.training.pixels[:: max(1, len(parts.training) // FIRST)][:FIRST]
         rows, columns = self.grid
-        report = PictureReport.of(parts, {"codes": f"{rows} × {columns} a picture, {self.vocab} different ones"})
-        training, held = (PictureSamples(p.pixels, p.labels) for p in (parts.training, parts.validation))
-        return Material(training, held, report.lines(), report.as_dict())
+        report = ImageReport.of(parts, {"codes": f"{rows} × {columns} a picture, {self.vocab_size} different ones"})
+        training, held = (ImageSamples(p.pixels, p.labels) for p in (parts.training, parts.validation))
+        return PreparedData(training, held, report.lines(), report.as_dict())
 
-    def samples_of(self, data: str) -> Samples:
+    def load_samples(self, data: str) -> Samples:
         pixels = read(self.settings, data, self.form, measured=True)
-        return PictureSamples(pixels.pixels, pixels.labels)
+        return ImageSamples(pixels.pixels, pixels.labels)
 
     def save_parts(self, folder: Path) -> dict[str, Any]:
         return {"form": self.form.as_dict()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        self.form = PictureForm.from_dict(kept["form"])
+        self.form = ImageFormat.from_dict(kept["form"])
 
     # The model and its loss.
 
-    def recipe(self, material: Material) -> dict[str, Any]:
-        return {"steps": STEPS, "batch": 64, "rate": 3e-3, "weight_decay": 0.0, "optimizer": "adamw"}
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
+        return {"steps": STEPS, "batch": 64, "lr": 3e-3, "weight_decay": 0.0, "optimizer": "adamw"}
 
     def derived(self) -> dict[str, Any]:
         return {"grid": "{} × {}".format(*self.grid), **{k: self.model_config[k] for k in ("factor", "codes", "depth")}}
@@ -135,25 +135,27 @@ class ImageCodes(Task):
         return int(self.model_config["height"] * self.model_config["width"])
 
     def build(self, seed: int) -> Autoencoder:
-        model = Autoencoder(ImageCodesConfig(**self.model_config), seed)
+        model = Autoencoder(VQVAEConfig(**self.model_config), seed)
         if self._first is not None:
-            # What is loaded has a codebook; a fresh one starts at the centres of what the fresh encoder makes.
+            # What is loaded has a codebook; a fresh one starts at the centers of what the fresh encoder makes.
             with torch.no_grad():
                 points = model.features(_rasters(self._first)).flatten(0, 1)
             try:
-                model.codebook.begin(kmeans(points, self.vocab, torch.Generator().manual_seed(seed)))
+                model.codebook.begin(kmeans(points, self.vocab_size, torch.Generator().manual_seed(seed)))
             except ValueError as error:
-                raise UserError(f"--codes {self.vocab}: the pictures have too few different parts ({error})") from error
+                raise UserError(
+                    f"--codes {self.vocab_size}: the pictures have too few different parts ({error})"
+                ) from error
         return model
 
-    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: Moment) -> Batch:
+    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: BatchContext) -> Batch:
         pixels, _ = samples
         X = _rasters(pixels)
         targets = (X * 255).round().long()
         codes = torch.zeros(len(X), self.grid[0] * self.grid[1], dtype=torch.int64)
         return Batch({"picture": Stream(features=X)}, {"loss": targets.flatten(1), "commitment": codes})
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """The mean square over all values between picture and what comes back, and the commitment of each code."""
         coded = model(batch)
         values, asked = batch.targets["loss"], batch.targets["commitment"]
@@ -163,20 +165,20 @@ class ImageCodes(Task):
         errors = ((back.clamp(0, 1) if measured else back) - values / 255).square() * counted
         commitment = coded.commitment * (asked != IGNORE)
         terms = {
-            "loss": Term(errors.sum(1), counted.sum(1)),
-            "commitment": Term(commitment.sum(1), (asked != IGNORE).sum(1), weight=COMMITMENT),
+            "loss": LossTerm(errors.sum(1), counted.sum(1)),
+            "commitment": LossTerm(commitment.sum(1), (asked != IGNORE).sum(1), weight=COMMITMENT),
         }
         if measured:
             # How often each picture has each code, (B, K): summed up, how the codes are used.
-            B, K = len(values), self.vocab
+            B, K = len(values), self.vocab_size
             places = torch.arange(B, device=coded.codes.device)[:, None] * K + coded.codes
             counts = sums_by(places.flatten(), torch.ones_like(places.flatten(), dtype=errors.dtype), B * K)
-            terms["codes"] = Term(counts.view(B, K), torch.ones_like(counts[:B]), weight=0.0)
+            terms["codes"] = LossTerm(counts.view(B, K), torch.ones_like(counts[:B]), weight=0.0)
         return terms
 
     # Metrics.
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         squared, commitment = totals["loss"].value, totals["commitment"].value
         counts = totals["codes"].samples[0].sum(0)
         return {
@@ -188,20 +190,20 @@ class ImageCodes(Task):
         }
 
     def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        used, K = int(metrics["codes_used"]), self.vocab
+        used, K = int(metrics["codes_used"]), self.vocab_size
         return [
             f"squared error:     {metrics['squared_error']:.5f} a value in 0 … 1, of pictures that were held out",
             f"codes:             {used} of {K} used, as {metrics['perplexity']:.1f} used alike would be (perplexity)",
             f"loss:              {metrics['loss']:.5f}",
         ]
 
-    def baseline(self, material: Material) -> Baseline | None:
+    def baseline(self, material: PreparedData) -> Baseline | None:
         """The mean picture, whatever is asked."""
         training, held = (part.take(part.all())[0] / 255.0 for part in (material.training, material.validation))
         value = float(np.square(held - training.mean(0)).mean())
         return Baseline("the mean picture", value, "squared error")
 
-    def sum_up(self, material: Material, folder: Path | None) -> dict[str, Any]:
+    def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:
         if folder is not None:
             self._draw(material.validation, 16, folder / "pictures.png")
         return {}
@@ -215,17 +217,17 @@ class ImageCodes(Task):
         draw_sheet(pairs, path, captions=["picture", "from codes"] * len(pixels), columns=8)
         return back
 
-    # Use: as a tokeniser.
+    # Use: as a tokenizer.
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """K, the number of codes."""
         return int(self.model_config["codes"])
 
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of codes of a picture."""
-        return ImageCodesConfig(**self.model_config).grid
+        return VQVAEConfig(**self.model_config).grid
 
     @property
     def cell(self) -> int:

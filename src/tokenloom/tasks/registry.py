@@ -12,16 +12,20 @@ import sys
 from pathlib import Path
 
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Task
 from tokenloom.settings import nearest, options
+from tokenloom.tasks.base import Task
 from tokenloom.training.settings import TrainingSettings
+
+# Modules of `tokenloom.tasks` that hold what all tasks share.
+NOT_TASKS = {"base", "registry"}
 
 
 def task_names() -> list[str]:
     """The built-in tasks: `text_generation.py` is `text-generation`."""
     import tokenloom.tasks
 
-    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(tokenloom.tasks.__path__) if not m.ispkg)
+    modules = (module.name for module in pkgutil.iter_modules(tokenloom.tasks.__path__))
+    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_") and name not in NOT_TASKS)
 
 
 def find_task(name: str) -> type[Task]:
@@ -102,4 +106,4 @@ def guess_task(data: str) -> tuple[str, str]:
             raise UserError(f"{data}: may be for {' or '.join(found)}; say which with --task")
         if found:
             return next(iter(found.items()))
-    raise UserError(f"{data}: no task recognises these data; say which with --task ({', '.join(task_names())})")
+    raise UserError(f"{data}: no task recognizes these data; say which with --task ({', '.join(task_names())})")

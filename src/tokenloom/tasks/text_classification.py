@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tokenloom.data.labeled import LabelColumns, Labelled, LabelledData, looks_labelled, read_column, read_labelled
-from tokenloom.data.labeled_split import LabelledReport, LabelledSplit, split_labelled
-from tokenloom.utils.names import counted, some
+from tokenloom.data.labeled import LabelColumns, Labeled, LabeledData, looks_labeled, read_column, read_labeled
+from tokenloom.data.labeled_split import LabeledReport, LabeledSplit, split_labeled
 from tokenloom.data.samples import Keys, ListSamples
-from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
+from tokenloom.evaluation.baselines.linear import linear_accuracy
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
-from tokenloom.tasks.base import Example, Material, Show
-from tokenloom.evaluation.baselines.linear import linear_accuracy
-from tokenloom.tasks._classification import OneLabel, measured_terms
+from tokenloom.plotting.tables import plain_table
+from tokenloom.tasks._classification import Classification, measured_terms
 from tokenloom.tasks._text_classification_settings import PredictOptions, TextClassificationSettings, check_settings
-from tokenloom.tasks._text_encoder import EncodesText
+from tokenloom.tasks._text_encoder import TextEncoderTask
+from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.tokenizers.base import UNKNOWN
 from tokenloom.tokenizers.text import choose_tokenizer
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Term, Terms
+from tokenloom.training.losses import LossTerm, LossTerms
+from tokenloom.utils.names import counted, some
 
 BUCKETS = 1 << 16
 MOST_WORDS = 50_000
@@ -40,12 +40,12 @@ SMOOTHING, HIDE, GRAMS, DROPOUT = 0.05, 0.1, 2, 0.2
 FEW = 20_000
 # A few passes are enough, but very few texts need more to get anywhere.
 EPOCHS, LEAST_STEPS, MOST_EPOCHS = 5, 300, 30
-RECIPE: dict[str, Any] = {"matrix_rate": 0.01, "decay": "all", "weight_decay": 0.1, "beta2": 0.98}
+RECIPE: dict[str, Any] = {"muon_lr": 0.01, "decay": "all", "weight_decay": 0.1, "beta2": 0.98}
 
 
 @dataclass(frozen=True)
-class LabelledSamples(ListSamples):
-    """(ids, class) of each text; the class is `IGNORE` for a label that was not learnt."""
+class LabeledSamples(ListSamples):
+    """(ids, class) of each text; the class is `IGNORE` for a label that was not learned."""
 
     items: Sequence[tuple[NDArray[np.int64], int]]
 
@@ -54,7 +54,7 @@ class LabelledSamples(ListSamples):
         return np.array([len(self.items[key][0]) for key in keys.tolist()])
 
 
-class TextClassification(OneLabel, EncodesText):
+class TextClassification(Classification, TextEncoderTask):
     """One label a text."""
 
     name = "text-classification"
@@ -69,7 +69,7 @@ class TextClassification(OneLabel, EncodesText):
     def __init__(self, settings: TextClassificationSettings | None = None) -> None:
         super().__init__(settings)
         self.classes: list[str] = []
-        self._parts: LabelledSplit | None = None
+        self._parts: LabeledSplit | None = None
         self._weights: Tensor | None = None
         check_settings(self.settings)
 
@@ -81,17 +81,17 @@ class TextClassification(OneLabel, EncodesText):
 
     @classmethod
     def accepts(cls, data: str) -> str | None:
-        return looks_labelled(data)
+        return looks_labeled(data)
 
-    def _read(self, source: str) -> LabelledData:
+    def _read(self, source: str) -> LabeledData:
         s: TextClassificationSettings = self.settings
-        return read_labelled(source, columns=LabelColumns(s.column, s.label, s.header), encoding=s.encoding)
+        return read_labeled(source, columns=LabelColumns(s.column, s.label, s.header), encoding=s.encoding)
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: TextClassificationSettings = self.settings
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
-        parts = self._parts = split_labelled(self._read(data), s.holdout, s.split, validation=validation)
+        parts = self._parts = split_labeled(self._read(data), s.val_fraction, s.split, validation=validation)
         self.classes = self.classes or parts.classes
         texts, held = ([item.text for item in part.items] for part in (parts.training, parts.validation))
         self._learn(texts, held)
@@ -101,25 +101,25 @@ class TextClassification(OneLabel, EncodesText):
         self._weights = torch.from_numpy(len(training) / (len(self.classes) * counts)).float()
         extra = {
             "tokens": f"{sum(len(ids) for ids, _ in training.items):,} to train;"
-            f" {self.tokenizer.vocab:,} different ids",
-            "tokeniser": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run"))),
+            f" {self.tokenizer.vocab_size:,} different ids",
+            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run"))),
         }
         if notes:
             extra["cut"] = " ".join(notes)
-        report = LabelledReport.of(parts, extra)
-        return Material(training, measured, report.lines(), report.as_dict())
+        report = LabeledReport.of(parts, extra)
+        return PreparedData(training, measured, report.lines(), report.as_dict())
 
     def _learn(self, texts: list[str], held: list[str]) -> None:
-        """The tokeniser, and every size."""
+        """The tokenizer, and every size."""
         s: TextClassificationSettings = self.settings
         if not self.counted:
-            self.learn_tokenizer(texts, held)
+            self.train_tokenizer(texts, held)
             self.settle(len(self.classes), "class")
             return
         if self._tokenizer is None:
             kind = "words" if s.tokenizer == "auto" else s.tokenizer
-            self._tokenizer = choose_tokenizer(texts, kind, s.vocab or (MOST_WORDS if kind == "words" else None))
-        self.model_config = {"vocab": self.tokenizer.vocab, "outputs": len(self.classes)}
+            self._tokenizer = choose_tokenizer(texts, kind, s.vocab_size or (MOST_WORDS if kind == "words" else None))
+        self.model_config = {"vocab_size": self.tokenizer.vocab_size, "outputs": len(self.classes)}
 
     def settle(self, outputs: int, read: str) -> None:
         s: TextClassificationSettings = self.settings
@@ -130,7 +130,7 @@ class TextClassification(OneLabel, EncodesText):
         super().settle(outputs, read)
         self.model_config |= {"grams": self.settings.grams, "buckets": BUCKETS}
 
-    def _samples(self, items: Sequence[Labelled], notes: list[str]) -> LabelledSamples:
+    def _samples(self, items: Sequence[Labeled], notes: list[str]) -> LabeledSamples:
         number = {label: n for n, label in enumerate(self.classes)}
         rows = self.tokenizer.encode_all([item.text for item in items])
         if not self.counted:
@@ -139,21 +139,21 @@ class TextClassification(OneLabel, EncodesText):
                 what = counted(len(long), "text")
                 notes.append(f"{what} longer than --context {self.context} tokens, read to there: {some(long, 5)}.")
             rows = [row[: self.context - 1] for row in rows]
-        return LabelledSamples(
+        return LabeledSamples(
             [(row.astype(np.int64), number.get(item.label, IGNORE)) for item, row in zip(items, rows, strict=True)]
         )
 
-    def samples_of(self, data: str) -> LabelledSamples:
+    def load_samples(self, data: str) -> LabeledSamples:
         found = self._read(data)
         self.check_known(data, found.classes)
         return self._samples(found.items, [])
 
-    def reads(self) -> object:
+    def output_meaning(self) -> object:
         return self.name, self.classes
 
     # The model and its loss.
 
-    def recipe(self, material: Material) -> dict[str, Any]:
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
         recipe = {**super().recipe(material), **RECIPE}
         batch = 32 if len(material.training) < FEW else 64
         epoch = -(-len(material.training) // batch)
@@ -162,7 +162,11 @@ class TextClassification(OneLabel, EncodesText):
     def derived(self) -> dict[str, Any]:
         s: TextClassificationSettings = self.settings
         if self.counted:
-            return {"vocab": self.model_config["vocab"], "classes": len(self.classes), "alpha": s.alpha or 1.0}
+            return {
+                "vocab_size": self.model_config["vocab_size"],
+                "classes": len(self.classes),
+                "alpha": s.alpha or 1.0,
+            }
         return {**super().derived(), "smoothing": s.smoothing, "hide": s.hide, "grams": s.grams}
 
     def build(self, seed: int) -> nn.Module:  # type: ignore[override]
@@ -170,7 +174,7 @@ class TextClassification(OneLabel, EncodesText):
             return NaiveBayes(**self.model_config)
         return TextClassifier(ClassifierConfig(**self.model_config), seed)
 
-    def count(self, material: Material) -> NaiveBayes:
+    def count(self, material: PreparedData) -> NaiveBayes:
         items = [material.training.take(np.array([key]))[0] for key in material.training.all()]
         rows, labels = [row for row, _ in items], [label for _, label in items]
         alpha = 1.0 if self.settings.alpha is None else self.settings.alpha
@@ -181,11 +185,11 @@ class TextClassification(OneLabel, EncodesText):
         tokenizer = self.tokenizer
         return [
             id
-            for id in range(tokenizer.vocab)
+            for id in range(tokenizer.vocab_size)
             if not tokenizer.decode([id]).strip() or id == tokenizer.specials.get(UNKNOWN)
         ]
 
-    def collate(self, samples: list[tuple[NDArray[np.int64], int]], moment: Moment) -> Batch:
+    def collate(self, samples: list[tuple[NDArray[np.int64], int]], moment: BatchContext) -> Batch:
         rows = [row for row, _ in samples]
         if moment.training and self.settings.hide:
             rows = [self._hidden(row, moment.random(place)) for place, row in enumerate(rows)]
@@ -202,13 +206,13 @@ class TextClassification(OneLabel, EncodesText):
         real[torch.arange(len(rows)), [len(row) for row in rows]] = False
         return Stream(ids=ids, real=real)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         terms = {"loss": self._cross_entropy(logits, targets)}
         return terms if logits.requires_grad else {**terms, **measured_terms(logits, targets)}
 
-    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Term:
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> LossTerm:
         """Smoothed and weighted where it is trained on, and plain where it is measured."""
         s: TextClassificationSettings = self.settings
         wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -217,9 +221,9 @@ class TextClassification(OneLabel, EncodesText):
         if s.class_weights == "balanced" and logits.requires_grad:
             assert self._weights is not None
             losses = losses * self._weights.to(losses)[targets.clamp(min=0)]
-        return Term(losses, (targets != IGNORE).long())
+        return LossTerm(losses, (targets != IGNORE).long())
 
-    def baseline(self, material: Material) -> Baseline | None:
+    def baseline(self, material: PreparedData) -> Baseline | None:
         """Logistic regression on TF-IDF weights of words, on the same split."""
         assert self._parts is not None
         number = {label: n for n, label in enumerate(self.classes)}
@@ -231,7 +235,7 @@ class TextClassification(OneLabel, EncodesText):
             [number.get(item.label, IGNORE) for item in held],
             len(self.classes),
         )
-        majority = LabelledReport.of(self._parts).majority_share
+        majority = LabeledReport.of(self._parts).majority_share
         note = f"on words; always the commonest label has {majority:.4f}, of {counted(len(held), 'text')}"
         return Baseline("TF-IDF with logistic regression", accuracy, "accuracy", note, "accuracy")
 
@@ -281,7 +285,7 @@ class TextClassification(OneLabel, EncodesText):
         return {"predictions": predictions, "notes": self._noticed(texts)}
 
     def _noticed(self, texts: Sequence[str]) -> list[str]:
-        """What a user should know of texts that were labelled: which were cut, and what the model does not know."""
+        """What a user should know of texts that were labeled: which were cut, and what the model does not know."""
         notes = []
         if not self.counted:
             lengths = [len(row) for row in self.tokenizer.encode_all(texts)]
@@ -309,7 +313,7 @@ class TextClassification(OneLabel, EncodesText):
     # For the equality kit.
 
     paths: ClassVar[Mapping[str, str]] = {
-        **EncodesText.paths,
+        **TextEncoderTask.paths,
         "packed = alone": "a row has one label, so that it cannot hold several texts",
     }
 

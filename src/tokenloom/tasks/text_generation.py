@@ -15,19 +15,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tokenloom.data.documents import TextData
+from tokenloom.data.pretokenized.shards import PretokenizedCorpus, open_pretokenized
 from tokenloom.data.report import TextReport
 from tokenloom.data.samples import Run, Samples, TextWindows, fingerprint_of
-from tokenloom.data.pretokenized.shards import Tokenised, open_tokenised
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
-from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.protocols import StepModel
-from tokenloom.tasks.base import Example, Material, Measured
-from tokenloom.tasks._paths import every_path
 from tokenloom.evaluation.baselines.ngram import ngram_baseline
-from tokenloom.tasks._text_decoder import ContinuesText
-from tokenloom.tasks._lm_families.table import MODELS, kind_of, refuse_idle
 from tokenloom.evaluation.perplexity import (
     BITS_PER_BYTE,
     RUNNING,
@@ -39,14 +33,20 @@ from tokenloom.evaluation.perplexity import (
     metrics_of,
     totals_of,
 )
-from tokenloom.tasks._text_generation_settings import TextGenerationSettings
+from tokenloom.models.batch import IGNORE, Batch, Stream
+from tokenloom.models.protocols import StepModel
+from tokenloom.tasks._lm_families.table import MODELS, family_of, refuse_idle
+from tokenloom.tasks._paths import every_path
 from tokenloom.tasks._pretokenized import kept_baseline, refuse_inert, report_of, tokenizer_of
+from tokenloom.tasks._text_decoder import TextDecoderTask
+from tokenloom.tasks._text_generation_settings import TextGenerationSettings
+from tokenloom.tasks.base import Example, PerSampleLoss, PreparedData
 from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate
-from tokenloom.training.losses import Term, Terms, Totals
+from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
 
 # What the equality kit cannot ask of all kinds of models.
 NO_STEPS = "it is counted in one pass, not trained in steps"
@@ -63,7 +63,7 @@ SKETCH_VOCAB = 96
 MOST_EPOCHS, SHORT = 15, 500
 
 
-class TextGeneration(ContinuesText):
+class TextGeneration(TextDecoderTask):
     """Predict the next token of a text."""
 
     name = "text-generation"
@@ -76,9 +76,9 @@ class TextGeneration(ContinuesText):
     def __init__(self, settings: TextGenerationSettings | None = None) -> None:
         super().__init__(settings)
         self._tokenizer: TextTokenizer | None = None
-        self.kind = kind_of(self.settings.model)
+        self.kind = family_of(self.settings.model)
         self._texts: tuple[TextData, TextData] | None = None
-        self._tokenised: Tokenised | None = None
+        self._tokenized: PretokenizedCorpus | None = None
         self._lengths: torch.Tensor | None = None
         self._note_context = ""
         self._window: float | None = None
@@ -96,7 +96,7 @@ class TextGeneration(ContinuesText):
     def tokenizer(self) -> TextTokenizer:
         """Between text and ids. Raises UserError before there is one."""
         if self._tokenizer is None:
-            raise UserError("there is no tokeniser yet: train on a text, or load a run")
+            raise UserError("there is no tokenizer yet: train on a text, or load a run")
         return self._tokenizer
 
     def as_read(self, text: str) -> str:
@@ -106,16 +106,16 @@ class TextGeneration(ContinuesText):
         s: TextGenerationSettings = self.settings
         return read_text(source, encoding=s.encoding, newlines=s.newlines, column=s.column)
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: TextGenerationSettings = self.settings
         assert data is not None
         if data == "-" and self._tokenizer is not None and sys.stdin.isatty():
             raise UserError("the run was trained on standard input: pipe the same text in again")
-        self._tokenised = None if data == "-" else open_tokenised(data)
-        if self._tokenised is not None:
-            return self._prepare_tokenised(data, self._tokenised)
+        self._tokenized = None if data == "-" else open_pretokenized(data)
+        if self._tokenized is not None:
+            return self._prepare_tokenized(data, self._tokenized)
         text = self._read(data)
-        parts = split(text, s.holdout, validation=None if s.validation is None else self._read(s.validation))
+        parts = split(text, s.val_fraction, validation=None if s.validation is None else self._read(s.validation))
         self._texts = (parts.training, parts.validation)
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer(parts.training, parts.validation)
@@ -124,42 +124,42 @@ class TextGeneration(ContinuesText):
         report = TextReport.of(parts, extra)
         return self._material(ids, held, report)
 
-    def _prepare_tokenised(self, data: str, tokenised: Tokenised) -> Material:
-        """The parts of a folder of shards, whose tokeniser, borders and split hold; only --validation replaces one."""
+    def _prepare_tokenized(self, data: str, tokenized: PretokenizedCorpus) -> PreparedData:
+        """The parts of a folder of shards, whose tokenizer, borders and split hold; only --validation replaces one."""
         s: TextGenerationSettings = self.settings
-        refuse_inert(s, tokenised)
-        self.settings = replace(s, newlines=tokenised.content["newlines"])
-        self._tokenizer = tokenizer_of(tokenised, self._tokenizer)
-        ids: Run = tokenised.ids("training")
-        held = tokenised.ids("validation") if s.validation is None else self._ids_of(s.validation)
+        refuse_inert(s, tokenized)
+        self.settings = replace(s, newlines=tokenized.content["newlines"])
+        self._tokenizer = tokenizer_of(tokenized, self._tokenizer)
+        ids: Run = tokenized.ids("training")
+        held = tokenized.ids("validation") if s.validation is None else self._ids_of(s.validation)
         extra = self._settled(data, len(ids), len(held))
-        if isinstance(reason := kept_baseline(tokenised), str):
+        if isinstance(reason := kept_baseline(tokenized), str):
             extra["to beat"] = f"no n-gram, since {reason}"
         if s.validation is not None:
             extra["validated"] = f"on {s.validation} instead of the validation part"
-        return self._material(ids, held, report_of(tokenised, extra))
+        return self._material(ids, held, report_of(tokenized, extra))
 
     def _ids_of(self, data: str) -> NDArray[Any] | Run:
         """All the ids of some data."""
-        tokenised = None if data == "-" else open_tokenised(data)
-        if tokenised is None:
+        tokenized = None if data == "-" else open_pretokenized(data)
+        if tokenized is None:
             return self.encode_documents(self._read(data))
-        self._tokenizer = tokenizer_of(tokenised, self._tokenizer)
-        return tokenised.all_ids()
+        self._tokenizer = tokenizer_of(tokenized, self._tokenizer)
+        return tokenized.all_ids()
 
-    def _material(self, ids: NDArray[Any] | Run, held: NDArray[Any] | Run, report: TextReport) -> Material:
+    def _material(self, ids: NDArray[Any] | Run, held: NDArray[Any] | Run, report: TextReport) -> PreparedData:
         context = self.model_config["context"]
         training = TextWindows(ids, context, self.kind.lead(self.model_config))
-        return Material(training, TextWindows(held, context), report.lines(), report.as_dict())
+        return PreparedData(training, TextWindows(held, context), report.lines(), report.as_dict())
 
     def _settled(self, data: str, tokens: int, held: int) -> dict[str, str]:
         """Settle the sizes; returns what the report should say beside the counts of the text."""
-        self._settle(tokens, self.tokenizer.vocab)
+        self._settle(tokens, self.tokenizer.vocab_size)
         if min(tokens, held) < 2:
             raise UserError(f"{data}: {tokens} tokens to train and {held} to validate are too few")
         extra = {
-            "tokens": f"{tokens:,} to train, {held:,} to validate; {self.tokenizer.vocab:,} different ids",
-            "tokeniser": f"{self.tokenizer.kind}: {self.tokenizer.why}" if self.tokenizer.why else self.tokenizer.kind,
+            "tokens": f"{tokens:,} to train, {held:,} to validate; {self.tokenizer.vocab_size:,} different ids",
+            "tokenizer": f"{self.tokenizer.kind}: {self.tokenizer.why}" if self.tokenizer.why else self.tokenizer.kind,
         }
         if self._note_context:
             extra["context"] = self._note_context
@@ -168,7 +168,7 @@ class TextGeneration(ContinuesText):
         return extra
 
     def _make_tokenizer(self, training: TextData, validation: TextData) -> TextTokenizer:
-        """What is learnt is learnt from the training part; only which characters there are is taken from both."""
+        """What is learned is learned from the training part; only which characters there are is taken from both."""
         s: TextGenerationSettings = self.settings
         borders = s.borders
         if borders is None:
@@ -176,12 +176,12 @@ class TextGeneration(ContinuesText):
         return choose_tokenizer(
             [document.text for document in training.documents],
             s.tokenizer,
-            s.vocab,
+            s.vocab_size,
             specials=(END,) if borders else (),
             alphabet=[document.text for document in validation.documents],
         )
 
-    def samples_of(self, data: str) -> TextWindows:
+    def load_samples(self, data: str) -> TextWindows:
         ids = self._ids_of(data)
         if len(ids) < 2:
             raise UserError(f"{data}: {len(ids)} tokens are too few to measure on")
@@ -189,22 +189,22 @@ class TextGeneration(ContinuesText):
 
     # Sizes.
 
-    def _settle(self, tokens: int, vocab: int) -> None:
+    def _settle(self, tokens: int, vocab_size: int) -> None:
         """Decide every size that was not given, from the dial and the amount of text."""
         s: TextGenerationSettings = self.settings
         if self.model_config:
             return
-        settled = self.kind.settle(s, tokens, vocab)
+        settled = self.kind.settle(s, tokens, vocab_size)
         self.model_config = {"kind": s.model, **settled.config}
         self.settings, self._note_context = replace(s, **settled.settings), settled.note
 
     def sketch(self) -> None:
-        self._settle(1 << 40, self.settings.vocab or SKETCH_VOCAB)
+        self._settle(1 << 40, self.settings.vocab_size or SKETCH_VOCAB)
 
     def derived(self) -> dict[str, Any]:
         return {name: self.model_config[name] for name in self.kind.shown if name in self.model_config}
 
-    def recipe(self, material: Material | None = None) -> dict[str, Any]:
+    def recipe(self, material: PreparedData | None = None) -> dict[str, Any]:
         recipe = self.kind.recipe(self.settings)
         if material is None or "steps" in recipe:
             return recipe
@@ -218,7 +218,7 @@ class TextGeneration(ContinuesText):
     def counted(self) -> bool:
         return self.kind.counted
 
-    def count(self, material: Material) -> nn.Module:
+    def count(self, material: PreparedData) -> nn.Module:
         ids = cast(TextWindows, material.training).ids
         whole = ids if isinstance(ids, np.ndarray) else ids[np.arange(len(ids))]
         return self.kind.count(self.model_config, whole, self.tokenizer.specials.get(END))
@@ -227,7 +227,7 @@ class TextGeneration(ContinuesText):
         # Runs of the first version do not name the kind.
         return self.kind.build({name: value for name, value in self.model_config.items() if name != "kind"}, seed)
 
-    def collate(self, samples: NDArray[np.int64], moment: Moment) -> Batch:
+    def collate(self, samples: NDArray[np.int64], moment: BatchContext) -> Batch:
         rows = torch.from_numpy(samples)
         ids, targets = rows[:, :-1], rows[:, 1:]
         if bool((targets < 0).any()):
@@ -251,15 +251,15 @@ class TextGeneration(ContinuesText):
             stream.positions = stream.depths()
         return stream
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         terms = {"loss": self.kind.term(model, batch)}
         counted = targets != IGNORE
         size = self._byte_lengths(targets.device)[targets.clamp(min=0)] * counted
-        terms["bytes"] = Term(size.sum(1), counted.sum(1), weight=0.0)
+        terms["bytes"] = LossTerm(size.sum(1), counted.sum(1), weight=0.0)
         unknown = self.tokenizer.specials.get(UNKNOWN)
         if unknown is not None:
-            terms["unknown"] = Term((targets == unknown).sum(1), counted.sum(1), weight=0.0)
+            terms["unknown"] = LossTerm((targets == unknown).sum(1), counted.sum(1), weight=0.0)
         return terms
 
     def _byte_lengths(self, device: torch.device) -> torch.Tensor:
@@ -267,7 +267,7 @@ class TextGeneration(ContinuesText):
             self._lengths = torch.from_numpy(self.tokenizer.byte_lengths()).to(device)
         return self._lengths
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         return metrics_of(totals, self.model_config["context"] if self._window is None else self._window)
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
@@ -288,13 +288,13 @@ class TextGeneration(ContinuesText):
         if samples is not None:
             raise UserError("samples say by themselves what is before a token: leave out the context")
         window = checked_window(context, self.kind.largest(self.model_config))
-        held = self.prepare(self.source).validation if data is None else self.samples_of(data)
+        held = self.prepare(self.source).validation if data is None else self.load_samples(data)
         ids = cast(TextWindows, held).ids
         self._window = math.inf if window is None else window
         try:
             if window is not None:
                 return super().evaluate(batch=batch, samples=TextWindows(ids, window))
-            return self.summarise(self._running_totals(ids))
+            return self.metrics(self._running_totals(ids))
         finally:
             self._window = None
 
@@ -305,15 +305,15 @@ class TextGeneration(ContinuesText):
             parts = documents_of(ids, self.tokenizer.specials.get(END))
             return torch.cat([self.kind.running(model, part) for part in parts])
 
-    def measured(self, context: str | None = None) -> Measured:
-        """Bits per byte: with running context, in blocks of text that are the same for every tokeniser, or in separate
+    def measured(self, context: str | None = None) -> PerSampleLoss:
+        """Bits per byte: with running context, in blocks of text that are the same for every tokenizer, or in separate
         windows of so many tokens."""
         ids = cast(TextWindows, self.prepare(self.source).validation).ids
         window = checked_window(RUNNING if context is None else context, self.kind.largest(self.model_config))
         unknown = self.tokenizer.specials.get(UNKNOWN)
         whole = ids[np.arange(len(ids))].astype(np.int64)
         if unknown is not None and bool((whole == unknown).any()):
-            raise UserError("the tokeniser does not know some words of the validation text: they have no price in bits")
+            raise UserError("the tokenizer does not know some words of the validation text: they have no price in bits")
         if window is None:
             sizes = self.tokenizer.byte_lengths()[whole]
             text = fingerprint_of(self.tokenizer.decode(whole))
@@ -322,22 +322,22 @@ class TextGeneration(ContinuesText):
         totals = evaluate(self, self.model, samples)
         content = fingerprint_of((samples.fingerprint(), self.tokenizer.fingerprint()))
         bits = totals["loss"].samples[0] / math.log(2)
-        return Measured(bits, totals["bytes"].samples[0], BITS_PER_BYTE, content)
+        return PerSampleLoss(bits, totals["bytes"].samples[0], BITS_PER_BYTE, content)
 
-    def _running_totals(self, ids: NDArray[Any] | Run) -> dict[str, Totals]:
+    def _running_totals(self, ids: NDArray[Any] | Run) -> dict[str, MetricSum]:
         targets = torch.from_numpy(ids[np.arange(1, len(ids))].astype(np.int64))
         values = {"loss": self.running(ids), "bytes": self._byte_lengths(targets.device)[targets]}
         if UNKNOWN in self.tokenizer.specials:
             values["unknown"] = targets == self.tokenizer.specials[UNKNOWN]
         return {name: totals_of(value, self.model_config["context"]) for name, value in values.items()}
 
-    def baseline(self, material: Material) -> Baseline | None:
+    def baseline(self, material: PreparedData) -> Baseline | None:
         """An n-gram over characters, asked for the same text. None where the model is not asked for unknown words, and
         where it is itself of the simple kind."""
         if self.counted:
             return None
-        if self._tokenised is not None:
-            kept = kept_baseline(self._tokenised) if self.settings.validation is None else ""
+        if self._tokenized is not None:
+            kept = kept_baseline(self._tokenized) if self.settings.validation is None else ""
             return None if isinstance(kept, str) else kept
         held = cast(NDArray[Any], cast(TextWindows, material.validation).ids)
         specials = self.tokenizer.specials

@@ -13,9 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.utils.names import counted, some
-from tokenloom.data.punctuation import bare_words, punctuated, restored
-from tokenloom.data.samples import Keys, ListSamples
 from tokenloom.data.conll import (
     Columns,
     Sentence,
@@ -26,14 +23,11 @@ from tokenloom.data.conll import (
     report_lines,
     split_tagged,
 )
+from tokenloom.data.punctuation import bare_words, punctuated, restored
+from tokenloom.data.samples import Keys, ListSamples
 from tokenloom.data.text import read_text
-from tokenloom.plotting.tables import plain_table
 from tokenloom.errors import UserError
-from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.models.count_tagger import CountTagger
-from tokenloom.tasks.base import Example, Material, Show
 from tokenloom.evaluation.classification import ByClass
-from tokenloom.tasks._text_encoder import EncoderSettings, EncodesText
 from tokenloom.evaluation.tagging import (
     Encoded,
     count_labels,
@@ -43,10 +37,16 @@ from tokenloom.evaluation.tagging import (
     span_counts,
     windows,
 )
-from tokenloom.training.batches import Moment
+from tokenloom.models.batch import IGNORE, Batch
+from tokenloom.models.count_tagger import CountTagger
+from tokenloom.plotting.tables import plain_table
+from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
+from tokenloom.tasks.base import Example, PreparedData, Show
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
 from tokenloom.training.settings import option
+from tokenloom.utils.names import counted, some
 
 SPANS = "spans"
 COUNTS = ("right", "predicted", "there")
@@ -62,16 +62,16 @@ class TokenClassificationSettings(EncoderSettings):
     word_column: int | None = option(None, "column that holds the word, from 1; the first when not given")
     label_column: int | None = option(None, "column that holds the label, from 1; the last when not given")
     validation: str | None = option(None, "validate on these data instead of a part of the data")
-    holdout: float = option(0.1, "share of the data kept for validation")
+    val_fraction: float = option(0.1, "share of the data kept for validation")
     encoding: str = option("utf-8", "encoding of the text")
 
 
 @dataclass(frozen=True)
 class TagOptions:
-    """What is to be labelled."""
+    """What is to be labeled."""
 
     sentences: list[str] = option(
-        [], "sentences whose words are to be labelled, spaces between the words", positional=True
+        [], "sentences whose words are to be labeled, spaces between the words", positional=True
     )
     file: str | None = option(None, "a file with a sentence a line")
 
@@ -87,7 +87,7 @@ class WindowSamples(ListSamples):
         return np.array([len(self.items[key][0]) for key in keys.tolist()])
 
 
-class TokenClassification(EncodesText):
+class TokenClassification(TextEncoderTask):
     """A label a word, read from the features of its first piece."""
 
     name = "token-classification"
@@ -104,10 +104,10 @@ class TokenClassification(EncodesText):
         self._parts: TaggedSplit | None = None
         self._pieces: dict[str, NDArray[np.int64]] = {}
         self._too_long: list[str] = []
-        if not 0 < s.holdout < 1:
-            raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
-        if s.validation is not None and s.holdout != TokenClassificationSettings.holdout:
-            raise UserError("--holdout has no effect with --validation: leave one of them out")
+        if not 0 < s.val_fraction < 1:
+            raise UserError(f"--val-fraction {s.val_fraction}: must be above 0 and below 1")
+        if s.validation is not None and s.val_fraction != TokenClassificationSettings.val_fraction:
+            raise UserError("--val-fraction has no effect with --validation: leave one of them out")
         for name in ("word_column", "label_column"):
             if getattr(s, name) is not None and s.labels == "punctuation":
                 raise UserError(f"--{name.replace('_', '-')} has no effect with --labels punctuation: leave it out")
@@ -124,17 +124,17 @@ class TokenClassification(EncodesText):
             return punctuated(read_text(source, encoding=s.encoding))
         return read_tagged(source, columns=Columns(s.word_column, s.label_column), encoding=s.encoding)
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: TokenClassificationSettings = self.settings
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
-        parts = self._parts = split_tagged(self._read(data), s.holdout, validation=validation)
+        parts = self._parts = split_tagged(self._read(data), s.val_fraction, validation=validation)
         if parts.training.restorable:
             self.settings = s = replace(s, labels="punctuation")
         if not self.label_names:
             self.label_names = sorted(parts.training.labels() + parts.validation.labels())
         texts, held = ([f" {d.text}" for d in part.as_text().documents] for part in (parts.training, parts.validation))
-        self.learn_tokenizer(texts, held)
+        self.train_tokenizer(texts, held)
         self.settle(len(self.label_names), "tokens")
         notes: list[str] = []
         training = self._samples(parts.training, notes, "training: ")
@@ -142,9 +142,9 @@ class TokenClassification(EncodesText):
         extra = [
             (
                 "tokens",
-                f"{sum(len(ids) for ids, _ in training.items):,} to train; {self.tokenizer.vocab:,} different ids",
+                f"{sum(len(ids) for ids, _ in training.items):,} to train; {self.tokenizer.vocab_size:,} different ids",
             ),
-            ("tokeniser", ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run")))),
+            ("tokenizer", ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run")))),
             *(("note", note) for note in [*notes, *self._long_words()]),
         ]
         report = {
@@ -154,9 +154,9 @@ class TokenClassification(EncodesText):
             "notes": [*parts.training.notes, *parts.notes, *notes],
             "skipped": parts.training.skipped,
         }
-        return Material(training, measured, report_lines(parts, extra), report)
+        return PreparedData(training, measured, report_lines(parts, extra), report)
 
-    def samples_of(self, data: str) -> WindowSamples:
+    def load_samples(self, data: str) -> WindowSamples:
         return self._samples(self._read(data), [])
 
     def _samples(self, data: TaggedData, notes: list[str], part: str = "") -> WindowSamples:
@@ -187,7 +187,7 @@ class TokenClassification(EncodesText):
 
     def _unknown(self, sentence: Sentence, label: str) -> int:
         known = some(self.label_names, 12)
-        raise UserError(f"{sentence.id}: the label {label!r} is none of those that the run has learnt: {known}")
+        raise UserError(f"{sentence.id}: the label {label!r} is none of those that the run has learned: {known}")
 
     def _encode(self, words: Sequence[str]) -> list[NDArray[np.int64]]:
         """The pieces of each word, at most as many as there is room for."""
@@ -198,18 +198,18 @@ class TokenClassification(EncodesText):
                 self._pieces[word] = pieces[: self.context - 1]
         return [self._pieces[word] for word in words]
 
-    def reads(self) -> object:
+    def output_meaning(self) -> object:
         return self.name, self.label_names
 
     # Loss and metrics.
 
-    def collate(self, samples: list[Encoded], moment: Moment) -> Batch:
+    def collate(self, samples: list[Encoded], moment: BatchContext) -> Batch:
         return Batch(
             {"text": self.rows([ids for ids, _ in samples])},
             {"loss": self.targets([targets for _, targets in samples])},
         )
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         terms = {"loss": cross_entropy_term(logits, targets)}
@@ -217,14 +217,14 @@ class TokenClassification(EncodesText):
             terms |= self._counts(targets, logits.argmax(-1))
         return terms
 
-    def _counts(self, truth: torch.Tensor, predicted: torch.Tensor) -> Terms:
+    def _counts(self, truth: torch.Tensor, predicted: torch.Tensor) -> LossTerms:
         """What precision and recall need, a sample and label."""
-        found: Terms = {}
+        found: LossTerms = {}
         counted_words = (truth != IGNORE).sum(1)
 
         def add(name: str, counts: Sequence[torch.Tensor]) -> None:
             for what, sums in zip(COUNTS, counts, strict=True):
-                found[f"{what}/{name}"] = Term(sums, counted_words, weight=0.0)
+                found[f"{what}/{name}"] = LossTerm(sums, counted_words, weight=0.0)
 
         for names, which in self._groups():
             table = torch.tensor(which, device=truth.device)
@@ -240,7 +240,7 @@ class TokenClassification(EncodesText):
         """The labels, and the values of each part of them: names, and which of them each label has."""
         return [(self.label_names, list(range(len(self.label_names)))), *label_parts(self.label_names)]
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         """Loss in nats a word, accuracy, macro F1 over the labels that occur or are predicted; then precision, recall
         and F1 by label, by the parts of labels, and of whole spans."""
         loss = totals["loss"]
@@ -286,7 +286,7 @@ class TokenClassification(EncodesText):
             lines += ["", plain_table(rows, ["label", "precision", "recall", "F1", "words"])]
         return lines
 
-    def baseline(self, material: Material) -> Baseline:
+    def baseline(self, material: PreparedData) -> Baseline:
         """An n-gram tagger on the same split; the most frequent label a word beside it."""
         n_gram, word = (self.counting(contexts) for contexts in (3, 1))
         note = (
@@ -304,16 +304,16 @@ class TokenClassification(EncodesText):
         tagger = CountTagger(len(number), contexts).fit(
             (s.words, [number[label] for label in s.labels]) for s in self._parts.training.sentences
         )
-        totals: dict[str, Totals] = {}
+        totals: dict[str, MetricSum] = {}
         for sentence in self._parts.validation.sentences:
             found = tagger.probabilities(sentence.words)
             truth = np.array([number[label] for label in sentence.labels])
             nats = torch.tensor([-np.log(found[np.arange(len(truth)), truth]).sum()])
-            terms = {"loss": Term(nats, torch.tensor([len(truth)]))}
+            terms = {"loss": LossTerm(nats, torch.tensor([len(truth)]))}
             terms |= self._counts(torch.from_numpy(truth)[None], torch.from_numpy(found.argmax(1))[None])
             for name, term in terms.items():
-                totals.setdefault(name, Totals(term.weight)).update(term)
-        return self.summarise(totals)
+                totals.setdefault(name, MetricSum(term.weight)).update(term)
+        return self.metrics(totals)
 
     # Use.
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tokenloom.data import registry as recipes
-from tokenloom.utils.names import counted, some
 from tokenloom.data.pairs import (
     Pair,
     PairColumns,
@@ -27,15 +26,15 @@ from tokenloom.data.pairs import (
 )
 from tokenloom.data.samples import Keys, ListSamples, Samples
 from tokenloom.errors import UserError
+from tokenloom.evaluation.baselines.pairs import pair_baseline
+from tokenloom.evaluation.translation import MISSING, corpus_scores
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
-from tokenloom.models.encoder_decoder import STYLES, EncoderDecoder, EncoderDecoderConfig
+from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.protocols import StepModel
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
-from tokenloom.tasks.base import Example, Material
 from tokenloom.tasks._paths import every_path
-from tokenloom.tasks._sizes import dial
-from tokenloom.evaluation.translation import MISSING, corpus_scores
-from tokenloom.evaluation.baselines.pairs import pair_baseline
+from tokenloom.tasks._seq2seq import Seq2SeqTask
+from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks._translation_settings import (
     CHAPTER_RECIPE,
     MOST_EPOCHS,
@@ -44,12 +43,13 @@ from tokenloom.tasks._translation_settings import (
     SIZES,
     TranslationSettings,
 )
-from tokenloom.tasks._seq2seq import Translates
+from tokenloom.tasks.base import Example, PreparedData
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Term, Terms, Totals, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
+from tokenloom.utils.names import counted, some
 
 EXAMPLES = 3
 
@@ -74,7 +74,7 @@ class PairSamples(ListSamples):
         return np.array([len(self.items[int(k)].source) + len(self.items[int(k)].target) for k in keys], dtype=np.int64)
 
 
-class Translation(Translates):
+class Translation(Seq2SeqTask):
     """Predict the target of a source."""
 
     name = "translation"
@@ -102,7 +102,7 @@ class Translation(Translates):
     @property
     def tokenizers(self) -> tuple[TextTokenizer, TextTokenizer]:
         if self._tokenizers is None:
-            raise UserError("there is no tokeniser yet: train on pairs, or load a run")
+            raise UserError("there is no tokenizer yet: train on pairs, or load a run")
         return self._tokenizers
 
     def _read(self, source: str, target: str | None = None) -> PairData:
@@ -112,11 +112,11 @@ class Translation(Translates):
             columns = PairColumns()  # Those of the run's table are not theirs.
         return read_pairs(source, target=target, columns=columns, encoding=s.encoding)
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: TranslationSettings = self.settings
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
-        parts = split_pairs(self._read(data, s.target), s.holdout, validation=validation)
+        parts = split_pairs(self._read(data, s.target), s.val_fraction, validation=validation)
         if self._tokenizers is None:
             self._tokenizers = self._make_tokenizers(parts)
         training, held = ([self._coded(pair) for pair in part.pairs] for part in (parts.training, parts.validation))
@@ -130,19 +130,21 @@ class Translation(Translates):
             max(len(one.source) for side in kept for one in side), max(len(one.target) for side in kept for one in side)
         )
         lines, report = pair_report(replace(parts, notes=notes), self._extra(kept))
-        return Material(PairSamples(kept[0]), PairSamples(kept[1]), lines, report)
+        return PreparedData(PairSamples(kept[0]), PairSamples(kept[1]), lines, report)
 
     def _make_tokenizers(self, parts: PairSplit) -> tuple[TextTokenizer, TextTokenizer]:
-        """What is learnt is learnt from the training part; only which characters there are is taken from both."""
+        """What is learned is learned from the training part; only which characters there are is taken from both."""
         s: TranslationSettings = self.settings
         texts, held = (
             [[getattr(p, side) for p in part.pairs] for side in ("source", "target")]
             for part in (parts.training, parts.validation)
         )
         if s.vocabularies == "shared":
-            one = choose_tokenizer([*texts[0], *texts[1]], s.tokenizer, s.vocab, (END,), [*held[0], *held[1]])
+            one = choose_tokenizer([*texts[0], *texts[1]], s.tokenizer, s.vocab_size, (END,), [*held[0], *held[1]])
             return one, one
-        first, second = (choose_tokenizer(t, s.tokenizer, s.vocab, (END,), h) for t, h in zip(texts, held, strict=True))
+        first, second = (
+            choose_tokenizer(t, s.tokenizer, s.vocab_size, (END,), h) for t, h in zip(texts, held, strict=True)
+        )
         return first, second
 
     def _coded(self, pair: Pair) -> Coded:
@@ -182,15 +184,15 @@ class Translation(Translates):
         source, target = self.tokenizers
         extra = {"tokens": f"{counts[0]:,} to train, {counts[1]:,} to validate, both sides together"}
         if source is target:
-            extra["tokeniser"] = f"{source.kind} for both sides: {source.why}" if source.why else source.kind
+            extra["tokenizer"] = f"{source.kind} for both sides: {source.why}" if source.why else source.kind
         else:
-            extra["tokenisers"] = (
-                f"{source.kind} for sources, {source.vocab:,} ids; {target.kind} for targets, {target.vocab:,} ids"
+            extra["tokenizers"] = (
+                f"{source.kind} for sources, {source.vocab_size:,} ids; {target.kind} for targets, {target.vocab_size:,} ids"
             )
         notes = [note for tokenizer in dict.fromkeys((source, target)) for note in tokenizer.notes]
         return extra | ({"vocabulary": " ".join(notes)} if notes else {})
 
-    def samples_of(self, data: str, target: str | None = None) -> Samples:
+    def load_samples(self, data: str, target: str | None = None) -> Samples:
         coded = [self._coded(pair) for pair in self._read(data, target).pairs]
         return PairSamples(self._short(coded, self._limit(coded), []))
 
@@ -201,7 +203,7 @@ class Translation(Translates):
         s: TranslationSettings = self.settings
         if self.model_config:
             return
-        position = dial(s.size, SIZES)
+        position = size_preset(s.size, SIZES)
         limit = max(source, target, s.longest or 0) + 1
         chosen: dict[str, Any] = {name: getattr(s, name) or value for name, value in position.sizes.items()}
         if s.model != "transformer":
@@ -210,14 +212,14 @@ class Translation(Translates):
         if s.style == "chapter" and s.dropout is None:
             dropout = 0.0
         style: dict[str, Any] = (
-            STYLES[s.style] if s.model == "transformer" else {"attention": s.model == "rnn-attention"}
+            PRESETS[s.style] if s.model == "transformer" else {"attention": s.model == "rnn-attention"}
         )
         self.model_config = {
             "model": s.model,
             "source_limit": limit,
             "target_limit": limit,
-            "source_vocab": self.tokenizers[0].vocab,
-            "target_vocab": self.tokenizers[1].vocab,
+            "source_vocab": self.tokenizers[0].vocab_size,
+            "target_vocab": self.tokenizers[1].vocab_size,
             "shared": s.vocabularies == "shared",
             **chosen,
             "dropout": dropout,
@@ -237,12 +239,12 @@ class Translation(Translates):
         }
         return {"model": self.model_config["model"], **sizes, "longest": self.model_config["target_limit"] - 1}
 
-    def recipe(self, material: Material) -> dict[str, Any]:
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
         s: TranslationSettings = self.settings
-        recipe = dict(dial(s.size, SIZES).recipe)
+        recipe = dict(size_preset(s.size, SIZES).recipe)
         if s.model != "transformer":
             # Muon is for the matrices of a transformer.
-            recipe = {k: v for k, v in recipe.items() if k != "matrix_rate"} | {"optimizer": "adamw"}
+            recipe = {k: v for k, v in recipe.items() if k != "muon_lr"} | {"optimizer": "adamw"}
         elif s.style == "chapter":
             recipe = {**CHAPTER_RECIPE, "batch": recipe["batch"], "minutes": recipe["minutes"]}
         steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
@@ -262,9 +264,9 @@ class Translation(Translates):
         sizes = {name: value for name, value in sizes.items() if not name.endswith("_limit")}
         return RecurrentTranslator(RecurrentTranslatorConfig(**sizes), seed)
 
-    def collate(self, samples: Sequence[Coded], moment: Moment) -> Batch:
+    def collate(self, samples: Sequence[Coded], moment: BatchContext) -> Batch:
         target = self.tokenizers[1]
-        start, end = torch.tensor([target.vocab]), torch.tensor([target.specials[END]])
+        start, end = torch.tensor([target.vocab_size]), torch.tensor([target.specials[END]])
         rows = [torch.from_numpy(one.target.astype(np.int64)) for one in samples]
         # Padding stands at the end only, where causality hides it from all that counts.
         ids, _ = pad([torch.cat((start, row)) for row in rows])
@@ -272,7 +274,7 @@ class Translation(Translates):
         source = self.source_stream([one.source for one in samples])
         return Batch({"source": source, "target": Stream(ids=ids)}, {"loss": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """`exact`: the pairs of which every token is the likeliest after the true ones before it, which is what taking
         the likeliest token each time gives too."""
         targets, logits = batch.targets["loss"], model(batch)
@@ -286,11 +288,11 @@ class Translation(Translates):
         smoothing = self.settings.smoothing if model.training else 0.0
         return {
             "loss": cross_entropy_term(logits, targets, smoothing),
-            "accuracy": Term(right.sum(1), counts, weight=0.0),
-            "exact": Term(whole, (counts > 0).long(), weight=0.0),
+            "accuracy": LossTerm(right.sum(1), counts, weight=0.0),
+            "exact": LossTerm(whole, (counts > 0).long(), weight=0.0),
         }
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {
             "loss": loss.value,
@@ -318,7 +320,7 @@ class Translation(Translates):
         if target is not None and data is None:
             raise UserError(f"--target {target}: is for --data FILE, whose lines are the sources")
         if samples is None:
-            samples = self.prepare(self.source).validation if data is None else self.samples_of(data, target)
+            samples = self.prepare(self.source).validation if data is None else self.load_samples(data, target)
         metrics = super().evaluate(batch=batch, samples=samples)
         coded: Sequence[Coded] = samples.take(samples.all())
         texts = [one.text for one in self.translations([one.source for one in coded])]
@@ -339,7 +341,7 @@ class Translation(Translates):
             lines.append(f"BLEU, chrF:    {scores}")
         return lines
 
-    def baseline(self, material: Material) -> Baseline | None:
+    def baseline(self, material: PreparedData) -> Baseline | None:
         pairs = [[one.pair for one in part.take(part.all())] for part in (material.training, material.validation)]
         return pair_baseline(*pairs)
 
@@ -367,7 +369,7 @@ class Translation(Translates):
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
         found = [load_own_tokenizer(folder / f"{name}.json", fingerprint) for name, fingerprint in kept.items()]
         if not found:
-            raise UserError(f"{folder}: its config names no tokeniser")
+            raise UserError(f"{folder}: its config names no tokenizer")
         self._tokenizers = (found[0], found[-1])
 
     # For the equality kit.

@@ -18,25 +18,25 @@ from tokenloom.data.samples import Samples, TextWindows
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
+from tokenloom.evaluation.word_similarity import agreement
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.word_vectors import WordVectors
-from tokenloom.tasks.base import Example, Material, Show, Task
 from tokenloom.tasks._paths import STEPWISE, every_path
-from tokenloom.evaluation.word_similarity import agreement
-from tokenloom.tasks._word_vector_draws import Draws, keep_probability, negative_distribution
 from tokenloom.tasks._word_vector_actions import (
     MANY,
     AnalogyOptions,
     ExportOptions,
     MapOptions,
     Near,
-    NeighbourOptions,
+    NeighborOptions,
     Space,
 )
+from tokenloom.tasks._word_vector_draws import Draws, keep_probability, negative_distribution
+from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
-from tokenloom.training.batches import Moment
+from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import Terms, Totals, negative_sampling_term
+from tokenloom.training.losses import LossTerms, MetricSum, negative_sampling_term
 from tokenloom.training.settings import option
 
 # Words of a sample. A row's ends have no words beyond them, so that short rows would lose pairs.
@@ -47,12 +47,12 @@ PASSES, STEPS = 5, 200
 # know the text by heart and agree less with another; too near, and they know little. Found on shakespeare and
 # python-source; the rate stays within the range tried there.
 TRAVEL = {"skip-gram": 6.0, "cbow": 4.0}
-RATES = (0.005, 0.02)
+LEARNING_RATES = (0.005, 0.02)
 
 
 @dataclass(frozen=True)
 class WordVectorSettings:
-    """How words are found, and what is learnt of them."""
+    """How words are found, and what is learned of them."""
 
     model: Literal["skip-gram", "cbow"] = option(
         "skip-gram", "skip-gram: a word predicts those around it; cbow: those around it predict a word (faster)"
@@ -66,7 +66,7 @@ class WordVectorSettings:
     subsample: float = option(1e-3, "words more frequent than this share are seen less often; 0 sees all")
     min_count: int = option(5, "words that are rarer are left out")
     validation: str | None = option(None, "validate on this text instead of a part of the data")
-    holdout: float = option(0.1, "share of the data kept for validation")
+    val_fraction: float = option(0.1, "share of the data kept for validation")
     column: str | None = option(None, "column of a table, or field of JSON lines, that holds the text")
     encoding: str = option("utf-8", "encoding of the text")
 
@@ -75,14 +75,14 @@ class WordVectorTask(Task):
     """Learn a vector for each word, so that words used alike have vectors of like direction."""
 
     name = "word-vectors"
-    summary = "learn vectors of the words in a text or in code; neighbours, analogies, export"
+    summary = "learn vectors of the words in a text or in code; neighbors, analogies, export"
     Settings = WordVectorSettings
     models: ClassVar[Mapping[str, str]] = {
         "skip-gram": "a word predicts each word around it, against negative samples",
         "cbow": "the mean of the words around a place predicts the word in it, against negative samples",
     }
     uses: ClassVar[Mapping[str, type]] = {
-        "neighbours": NeighbourOptions,
+        "neighbors": NeighborOptions,
         "analogy": AnalogyOptions,
         "map": MapOptions,
         "export": ExportOptions,
@@ -99,10 +99,10 @@ class WordVectorTask(Task):
                 raise UserError(f"--{name.replace('_', '-')} {getattr(s, name)}: must be at least 1")
         if not 0 <= s.subsample <= 1:
             raise UserError(f"--subsample {s.subsample}: must be a share, from 0 to 1")
-        if not 0 < s.holdout < 1:
-            raise UserError(f"--holdout {s.holdout}: must be above 0 and below 1")
-        if s.validation is not None and s.holdout != WordVectorSettings.holdout:
-            raise UserError("--holdout has no effect with --validation: leave one of them out")
+        if not 0 < s.val_fraction < 1:
+            raise UserError(f"--val-fraction {s.val_fraction}: must be above 0 and below 1")
+        if s.validation is not None and s.val_fraction != WordVectorSettings.val_fraction:
+            raise UserError("--val-fraction has no effect with --validation: leave one of them out")
 
     # Data.
 
@@ -119,11 +119,11 @@ class WordVectorTask(Task):
     def _words(self, text: TextData) -> list[list[str]]:
         return [words_of(document.text, self.settings.words) for document in text.documents]
 
-    def prepare(self, data: str | None) -> Material:
+    def prepare(self, data: str | None) -> PreparedData:
         s: WordVectorSettings = self.settings
         assert data is not None
         parts = split(
-            self._read(data), s.holdout, validation=None if s.validation is None else self._read(s.validation)
+            self._read(data), s.val_fraction, validation=None if s.validation is None else self._read(s.validation)
         )
         training, validation = self._words(parts.training), self._words(parts.validation)
         if self._vocabulary is None:
@@ -139,7 +139,7 @@ class WordVectorTask(Task):
             span = min(LONGEST, max(4 * s.window, found.known // 32))
             self.model_config = {
                 "kind": s.model,
-                "vocab": len(found),
+                "vocab_size": len(found),
                 "width": s.width,
                 "window": s.window,
                 "span": span,
@@ -148,7 +148,7 @@ class WordVectorTask(Task):
         if int((held >= 0).sum()) < 2:
             raise UserError(f"{data}: the validation part has fewer than two words that training knows")
         report = TextReport.of(parts, self._extra(int((ids >= 0).sum()), int((held >= 0).sum()), validation))
-        return Material(self._windows(ids), self._windows(held), report.lines(), report.as_dict())
+        return PreparedData(self._windows(ids), self._windows(held), report.lines(), report.as_dict())
 
     def _extra(self, training: int, held: int, validation: list[list[str]]) -> dict[str, str]:
         found, total = self.vocabulary, sum(map(len, validation))
@@ -162,29 +162,29 @@ class WordVectorTask(Task):
     def _windows(self, ids: NDArray[np.int32]) -> TextWindows:
         return TextWindows(ids, self.model_config["span"])
 
-    def samples_of(self, data: str) -> TextWindows:
+    def load_samples(self, data: str) -> TextWindows:
         ids = self.vocabulary.encode(self._words(self._read(data)))
         if int((ids >= 0).sum()) < 2:
             raise UserError(f"{data}: fewer than two of its words are known to this run")
         return self._windows(ids)
 
     def derived(self) -> dict[str, Any]:
-        return {"vocab": self.model_config["vocab"], "words a sample": self.model_config["span"]}
+        return {"vocab_size": self.model_config["vocab_size"], "words a sample": self.model_config["span"]}
 
-    def recipe(self, material: Material) -> dict[str, Any]:
+    def recipe(self, material: PreparedData) -> dict[str, Any]:
         # Every step moves all vectors, whatever it has seen: rows enough make that cheap. CBOW's are the cheaper ones.
         batch = 8 if self.settings.model == "skip-gram" else 16
         steps = max(PASSES * -(-len(material.training) // batch), STEPS)
-        rate = min(max(TRAVEL[self.settings.model] / steps, RATES[0]), RATES[1])
+        lr = min(max(TRAVEL[self.settings.model] / steps, LEARNING_RATES[0]), LEARNING_RATES[1])
         return {
             "optimizer": "adamw",
-            "rate": round(rate, 4),
+            "lr": round(lr, 4),
             "beta2": 0.999,
             "weight_decay": 0.0,
             "clip": 0.0,
             "schedule": "linear",
             "warmup": 0,
-            "decay_share": 1.0,
+            "decay_fraction": 1.0,
             "batch": batch,
             "steps": steps,
         }
@@ -203,23 +203,23 @@ class WordVectorTask(Task):
             self._draws = Draws(s.model, s.window, keep, negative_distribution(counts))
         return self._draws
 
-    def collate(self, samples: NDArray[np.int64], moment: Moment) -> Batch:
+    def collate(self, samples: NDArray[np.int64], moment: BatchContext) -> Batch:
         # The id after the row belongs to the next one.
         return self.draws.batch(samples[:, :-1], moment)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         positive, negative = model(batch)
         asked = batch.targets["loss"] != IGNORE
         return {"loss": negative_sampling_term(positive, negative, asked, self.settings.negatives)}
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {"loss": loss.value, "interval": loss.interval(), "targets": loss.count}
 
     def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
         """As for every task, and how well the vectors agree with how words meet in the text (see `agreement`)."""
         if samples is None:
-            samples = self.prepare(self.source).validation if data is None else self.samples_of(data)
+            samples = self.prepare(self.source).validation if data is None else self.load_samples(data)
         metrics = super().evaluate(batch=batch, samples=samples)
         if isinstance(samples, TextWindows):
             ids = np.asarray(samples.ids, np.int64)
@@ -242,7 +242,7 @@ class WordVectorTask(Task):
             )
         return lines
 
-    def baseline(self, material: Material) -> Baseline | None:
+    def baseline(self, material: PreparedData) -> Baseline | None:
         """What the words' frequencies alone reach: each word has the best logit that does not depend on the others.
 
         The logit is log (p(w) / (K q(w))), with p the share of w among the training words that are kept and q its
@@ -269,9 +269,9 @@ class WordVectorTask(Task):
         """The words as directions."""
         return Space(self.vocabulary, self.vectors)
 
-    def neighbours(self, word: str, top: int = 10) -> Near:
+    def neighbors(self, word: str, top: int = 10) -> Near:
         """The words nearest to a word, with their cosines. Raises UserError for a word that is not known."""
-        return self.space.neighbours(word, top)
+        return self.space.neighbors(word, top)
 
     def analogy(self, a: str, b: str, c: str, top: int = 5) -> Near:
         """What is to c as a is to b: the words nearest to a − b + c, with their cosines. Weak on little text."""
@@ -281,12 +281,12 @@ class WordVectorTask(Task):
         words = self.vocabulary.words
         middle = [words[min(len(words) - 1, place)] for place in (100, 200, 400)]
         return "\n".join(
-            f"{word}: {', '.join(near for near, _ in self.neighbours(word, 6))}" for word in dict.fromkeys(middle)
+            f"{word}: {', '.join(near for near, _ in self.neighbors(word, 6))}" for word in dict.fromkeys(middle)
         )
 
     def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
-        if verb == "neighbours":
-            return self._use_neighbours(options, show)
+        if verb == "neighbors":
+            return self._use_neighbors(options, show)
         if verb == "analogy":
             return self._use_analogy(options, show)
         if options.out is None:
@@ -298,14 +298,14 @@ class WordVectorTask(Task):
         show(f"written to {options.out}\n")
         return {"out": options.out, "words": len(self.vocabulary)}
 
-    def _use_neighbours(self, o: NeighbourOptions, show: Show) -> dict[str, Any]:
+    def _use_neighbors(self, o: NeighborOptions, show: Show) -> dict[str, Any]:
         if not o.words:
-            raise UserError("no word to find the neighbours of: tokenloom neighbours RUN word …")
+            raise UserError("no word to find the neighbors of: tokenloom neighbors RUN word …")
         space = self.space
-        found = {word: space.neighbours(word, o.top) for word in o.words}
+        found = {word: space.neighbors(word, o.top) for word in o.words}
         for word, near in found.items():
             show(f"{word}\n" + _lines(near))
-        return {"neighbours": {word: [list(pair) for pair in near] for word, near in found.items()}}
+        return {"neighbors": {word: [list(pair) for pair in near] for word, near in found.items()}}
 
     def _use_analogy(self, o: AnalogyOptions, show: Show) -> dict[str, Any]:
         if len(o.words) != 3:

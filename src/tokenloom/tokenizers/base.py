@@ -1,4 +1,4 @@
-"""What every text tokeniser offers, and what they share: decoding, streaming, saving."""
+"""What every text tokenizer offers, and what they share: decoding, streaming, saving."""
 
 import codecs
 import hashlib
@@ -29,11 +29,11 @@ class TextTokenizer(ABC):
 
     The ids 0 … K−1 stand for text, the special tokens come after them in the order of `specials`. Special ids
     come only from code that looks them up in `specials`: no text encodes to one (a literal "<|end|>" is plain
-    text), but for the token "unknown" of a tokeniser that was trained to have one.
+    text), but for the token "unknown" of a tokenizer that was trained to have one.
 
-    `kind` is the name of the class in files and settings, `vocab` the number of ids with the special ones,
+    `kind` is the name of the class in files and settings, `vocab_size` the number of ids with the special ones,
     `specials` their names and ids, `notes` what training has to say (one sentence each; not saved), `why` how this
-    tokeniser came to be chosen (not saved).
+    tokenizer came to be chosen (not saved).
     """
 
     kind: ClassVar[str]
@@ -51,7 +51,7 @@ class TextTokenizer(ABC):
                 raise ValueError(f"{name!r} is not the name of a special token, or is given twice")
         self._table = table
         self.specials: dict[str, int] = {name: len(table) + i for i, name in enumerate(specials)}
-        self.vocab: int = len(table) + len(specials)
+        self.vocab_size: int = len(table) + len(specials)
         self.notes: list[str] = []
         self.why: str = ""
 
@@ -59,7 +59,7 @@ class TextTokenizer(ABC):
     def encode(self, text: str) -> Ids:
         """The ids of a text, (N,) int32; empty for an empty text.
 
-        Raises UserError for a lone surrogate, and for what the tokeniser cannot represent (see `unseen`).
+        Raises UserError for a lone surrogate, and for what the tokenizer cannot represent (see `unseen`).
         """
 
     @abstractmethod
@@ -107,8 +107,8 @@ class TextTokenizer(ABC):
         A space is shown as ␣, a line feed as ⏎, a byte that is no character as \\xNN, any other character that
         does not print by its escape, a special token as <|name|>.
         """
-        if not 0 <= id < self.vocab:
-            raise ValueError(f"id {id} is not in 0 … {self.vocab - 1}")
+        if not 0 <= id < self.vocab_size:
+            raise ValueError(f"id {id} is not in 0 … {self.vocab_size - 1}")
         if id >= len(self._table):
             return f"<|{list(self.specials)[id - len(self._table)]}|>"
         text = self._table[id].decode("utf-8", "backslashreplace")
@@ -123,7 +123,7 @@ class TextTokenizer(ABC):
         return np.array([len(piece) for piece in self._pieces(specials=False)], dtype=np.int64)
 
     def to_json(self) -> dict[str, Any]:
-        """All that is needed to rebuild the tokeniser, in types that JSON has."""
+        """All that is needed to rebuild the tokenizer, in types that JSON has."""
         return {"format": FORMAT, "kind": self.kind, **self._content(), "specials": list(self.specials)}
 
     @classmethod
@@ -146,8 +146,8 @@ class TextTokenizer(ABC):
         return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokeniser as readable JSON (UTF-8) with its fingerprint, all or nothing."""
-        write_whole(Path(path), readable_json({**self.to_json(), "fingerprint": self.fingerprint()}))
+        """Write the tokenizer as readable JSON (UTF-8) with its fingerprint, all or nothing."""
+        write_text_atomic(Path(path), readable_json({**self.to_json(), "fingerprint": self.fingerprint()}))
 
     def _pieces(self, specials: bool) -> list[bytes]:
         return self._table + [f"<|{name}|>".encode() if specials else b"" for name in self.specials]
@@ -158,8 +158,8 @@ class TextTokenizer(ABC):
             return np.zeros(0, dtype=np.int32)
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise ValueError(f"ids must be whole numbers in one dimension, not {array.dtype} {array.shape}")
-        if array.min() < 0 or array.max() >= self.vocab:
-            raise ValueError(f"ids run from {array.min()} to {array.max()}, outside 0 … {self.vocab - 1}")
+        if array.min() < 0 or array.max() >= self.vocab_size:
+            raise ValueError(f"ids run from {array.min()} to {array.max()}, outside 0 … {self.vocab_size - 1}")
         return array
 
 
@@ -193,7 +193,7 @@ def as_texts(texts: str | Iterable[str]) -> list[str]:
     for text in checked:
         utf8_length(text)
     if not any(checked):
-        raise UserError("there is no text to build a tokeniser from: the training text is empty")
+        raise UserError("there is no text to build a tokenizer from: the training text is empty")
     return checked
 
 
@@ -246,7 +246,7 @@ def with_unknown(specials: Sequence[str], unknown: bool) -> list[str]:
 def unseen_error(characters: Sequence[str]) -> UserError:
     """The one line for characters that have no token."""
     return UserError(
-        f"the tokeniser has no token for {named(characters, 'character')}; take them out of the text, or train with "
+        f"the tokenizer has no token for {named(characters, 'character')}; take them out of the text, or train with "
         "text that holds them, with unknown=True, or with kind 'byte-bpe'"
     )
 
@@ -284,7 +284,7 @@ def readable_json(data: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_text_atomic(path: Path, text: str) -> None:
     """Write a UTF-8 file so that at any instant the old or the new one is there, whole. Raises UserError."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -313,7 +313,7 @@ def _checked(data: object) -> tuple[type[TextTokenizer], dict[str, Any], list[st
             raise UserError(f"the entry {key!r} is missing")
     for key in data:
         if key not in (*needed, "fingerprint"):
-            raise UserError(f"the entry {key!r} does not belong in a tokeniser of kind {kind!r}")
+            raise UserError(f"the entry {key!r} does not belong in a tokenizer of kind {kind!r}")
     specials = strings(data, "specials")
     for i, name in enumerate(specials):
         if not _SPECIAL_NAME.fullmatch(name) or name in specials[:i]:

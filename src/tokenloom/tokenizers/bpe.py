@@ -38,7 +38,7 @@ MOST_CHUNKS = 1 << 18
 class _Merging(TextTokenizer):
     """What both kinds share: ids 0 … A−1 are the alphabet, id A+m is made by merge m from two earlier ids.
 
-    Encoding cuts the text into chunks, and in each chunk applies the merges in the order in which they were learnt,
+    Encoding cuts the text into chunks, and in each chunk applies the merges in the order in which they were learned,
     each from left to right. A chunk that was met before is looked up.
     """
 
@@ -122,7 +122,7 @@ class BPE(_Merging):
 
     A chunk is one optional whitespace character and the non-space run after it, or one whitespace character; so no
     pair is merged whose second token starts with whitespace. The most frequent pair goes first. Characters that are
-    not in the alphabet are refused by name, or become "unknown" when the tokeniser was trained with it.
+    not in the alphabet are refused by name, or become "unknown" when the tokenizer was trained with it.
     """
 
     kind = "bpe"
@@ -158,9 +158,9 @@ class BPE(_Merging):
         counts = count_chunks(SPACED, texts)
         characters = sorted(set(letters(alphabet)).union(*counts))
         wanted = _wanted(merges, size, len(characters), "characters of the text")
-        learnt = train_merges(counts, characters, wanted, ties)
-        tokenizer = cls(characters, learnt, with_unknown(specials, unknown))
-        tokenizer.notes += _early(len(learnt), wanted)
+        learned = train_merges(counts, characters, wanted, ties)
+        tokenizer = cls(characters, learned, with_unknown(specials, unknown))
+        tokenizer.notes += _early(len(learned), wanted)
         return tokenizer
 
     def unseen(self, text: str) -> list[str]:
@@ -230,9 +230,9 @@ class ByteBPE(_Merging):
         counts = count_chunks(SCRIPTED, as_texts(texts))
         words = {cls._engine_text(chunk.encode()): count for chunk, count in counts.items()}
         wanted = _wanted(None, size, len(BYTES), "bytes")
-        learnt = train_merges(words, [cls._engine_text(byte) for byte in BYTES], wanted, ties)
-        tokenizer = cls(learnt, specials)
-        tokenizer.notes += _early(len(learnt), wanted)
+        learned = train_merges(words, [cls._engine_text(byte) for byte in BYTES], wanted, ties)
+        tokenizer = cls(learned, specials)
+        tokenizer.notes += _early(len(learned), wanted)
         return tokenizer
 
     def unseen(self, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Encoding by byte-pair encoding as one call of compiled code: `kernels/bpe.cpp`, for the tokenisers of `tokenizers/bpe.py`.
+"""Encoding by byte-pair encoding as one call of compiled code: `kernels/bpe.cpp`, for the tokenizers of `tokenizers/bpe.py`.
 
 Chunks are cut, looked up and merged in one pass over the code points. Without a compiler, or with TOKENLOOM_NATIVE=0,
 `tokenizers/bpe.py` does the same, some ten times slower.
@@ -37,7 +37,7 @@ def classes() -> NDArray[np.uint8]:
 
 
 class NativeEncoder:
-    """The merges of one tokeniser, and the chunks that it has met. Calls from several threads wait for each other."""
+    """The merges of one tokenizer, and the chunks that it has met. Calls from several threads wait for each other."""
 
     def __init__(self, run: Any, alphabet: Sequence[str] | None, size: int, merges: Any, unknown: int) -> None:
         letters = np.zeros(0, dtype=np.int32)

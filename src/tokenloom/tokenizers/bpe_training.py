@@ -1,13 +1,13 @@
-"""How the merges of byte-pair encoding are learnt.
+"""How the merges of byte-pair encoding are learned.
 
-The rule: count all pairs of neighbouring tokens inside the chunks (overlapping ones too, so "aaa" holds (a, a)
+The rule: count all pairs of neighboring tokens inside the chunks (overlapping ones too, so "aaa" holds (a, a)
 twice), merge the most frequent pair everywhere from left to right, and repeat, until enough merges are made or no
 pair occurs twice. Two rules say which of several equally frequent pairs goes first:
 
 - "first": the pair met first in the text as it stands after the merges so far, by the place of its first token.
   Learnt here, with counts that are kept up to date instead of counted again.
 - "id": the pair with the smallest ids, first token before second. Learnt by the package `tokenizers`, whose rule it
-  is; but where a chunk is so long that its trainer would take time by the square of it, learnt here.
+  is; but where a chunk is so long that its trainer would take time by the square of it, learned here.
 
 No text of a token is ever made by two different merges. Let the same text become a token in two places: no merge
 crossed its borders before, so its inside went through the same merges at the same steps in both. From this follow
@@ -71,7 +71,7 @@ class MergeCounter:
     """The tokens of all distinct chunks in one row, with counts and places of all pairs.
 
     Places are positions in that row: a token stands at its first character, `_next` and `_last` lead to its
-    neighbours, and gaps stand between chunks. A pair is one whole number, first id × base + second id. A merge visits
+    neighbors, and gaps stand between chunks. A pair is one whole number, first id × base + second id. A merge visits
     the places of its pair only, so all merges together cost about as much as the row is long, times a small factor.
     """
 

@@ -1,4 +1,4 @@
-"""Pixels as tokens: each pixel is the nearest of a few colours that were learnt from the pictures, row by row."""
+"""Pixels as tokens: each pixel is the nearest of a few colors that were learned from the pictures, row by row."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from tokenloom.nn.vector_quantizer import kmeans, nearest
 
 FORMAT = 1
 KIND = "palette"
-# More pixels than this are thinned out before colours are learnt.
+# More pixels than this are thinned out before colors are learned.
 MOST_PIXELS = 1_000_000
 Pixels = NDArray[np.uint8]
 Ids = NDArray[np.int64]
 
 
 class Palette:
-    """K colours, from dark to light; the id of a pixel is the place of the nearest colour.
+    """K colors, from dark to light; the id of a pixel is the place of the nearest color.
 
-    colours: (K, C) in 0 … 1. height, width: of the pictures that it is made for, in pixels.
+    colors: (K, C) in 0 … 1. height, width: of the pictures that it is made for, in pixels.
     """
 
-    def __init__(self, colours: NDArray[np.float32], height: int, width: int) -> None:
-        self.colours, self.height, self.width = colours.astype(np.float32), height, width
+    def __init__(self, colors: NDArray[np.float32], height: int, width: int) -> None:
+        self.colors, self.height, self.width = colors.astype(np.float32), height, width
 
     @classmethod
     def learn(cls, pixels: Pixels, count: int, seed: int = 0) -> Palette:
-        """A palette of `count` colours by k-means on the pixels of pictures (n, C, H, W), deterministic by the seed.
+        """A palette of `count` colors by k-means on the pixels of pictures (n, C, H, W), deterministic by the seed.
 
-        Grey values go the same way as colours, with one channel. Pictures with fewer different colours than that keep
-        them all: the palette is then smaller. Raises UserError for fewer than two colours, asked for or there.
+        Gray values go the same way as colors, with one channel. Pictures with fewer different colors than that keep
+        them all: the palette is then smaller. Raises UserError for fewer than two colors, asked for or there.
         """
         if not 2 <= count <= 4096:
-            raise UserError(f"--colours {count}: must be from 2 to 4,096")
+            raise UserError(f"--colors {count}: must be from 2 to 4,096")
         _, C, H, W = pixels.shape
         points = pixels.transpose(0, 2, 3, 1).reshape(-1, C)
         points = points[:: -(-len(points) // MOST_PIXELS)]
         different = np.unique(points, axis=0)
         if len(different) < 2:
-            raise UserError(f"all pixels of these pictures have one colour ({different[0].tolist()}): nothing to learn")
+            raise UserError(f"all pixels of these pictures have one color ({different[0].tolist()}): nothing to learn")
         if len(different) <= count:
-            colours: NDArray[np.float32] = (different / 255).astype(np.float32)
+            colors: NDArray[np.float32] = (different / 255).astype(np.float32)
         else:
             generator = torch.Generator().manual_seed(seed)
-            colours = kmeans(torch.from_numpy(points.astype(np.float32) / 255), count, generator).numpy()
+            colors = kmeans(torch.from_numpy(points.astype(np.float32) / 255), count, generator).numpy()
         # By lightness, then channel by channel, so that a palette does not depend on the order in which it was found.
-        order = np.lexsort((*colours.T[::-1], colours.mean(1)))
-        return cls(colours[order], H, W)
+        order = np.lexsort((*colors.T[::-1], colors.mean(1)))
+        return cls(colors[order], H, W)
 
     @property
-    def vocab(self) -> int:
-        """K, the number of colours."""
-        return len(self.colours)
+    def vocab_size(self) -> int:
+        """K, the number of colors."""
+        return len(self.colors)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -74,21 +74,21 @@ class Palette:
     def encode(self, pixels: Pixels) -> Ids:
         """The ids (n, H·W) of pictures (n, C, H, W), in raster order. Raises ValueError for another size."""
         n, C, H, W = pixels.shape
-        if (self.colours.shape[1], self.height, self.width) != (C, H, W):
+        if (self.colors.shape[1], self.height, self.width) != (C, H, W):
             raise ValueError(f"pictures of {C} × {H} × {W}, and a palette for others")
         points = torch.from_numpy(pixels.transpose(0, 2, 3, 1).reshape(-1, C).astype(np.float32) / 255)
-        index, _ = nearest(points, torch.from_numpy(self.colours))
+        index, _ = nearest(points, torch.from_numpy(self.colors))
         return index.numpy().reshape(n, H * W)
 
     def decode(self, ids: Ids) -> Pixels:
-        """Pictures (n, C, H, W) of ids (n, H·W): every pixel has its colour of the palette."""
-        colours = np.rint(self.colours * 255).astype(np.uint8)[ids]
-        return np.ascontiguousarray(colours.reshape(len(ids), self.height, self.width, -1).transpose(0, 3, 1, 2))
+        """Pictures (n, C, H, W) of ids (n, H·W): every pixel has its color of the palette."""
+        colors = np.rint(self.colors * 255).astype(np.uint8)[ids]
+        return np.ascontiguousarray(colors.reshape(len(ids), self.height, self.width, -1).transpose(0, 3, 1, 2))
 
     def as_dict(self) -> dict[str, Any]:
         """For a file."""
-        colours = [[float(value) for value in colour] for colour in self.colours]
-        return {"format": FORMAT, "kind": KIND, "height": self.height, "width": self.width, "colours": colours}
+        colors = [[float(value) for value in color] for color in self.colors]
+        return {"format": FORMAT, "kind": KIND, "height": self.height, "width": self.width, "colors": colors}
 
     def fingerprint(self) -> str:
         """A hash of all that decides ids."""
@@ -107,6 +107,6 @@ class Palette:
             kept = json.loads(path.read_text("utf-8"))
             if (kept["format"], kept["kind"]) != (FORMAT, KIND):
                 raise UserError(f"{path}: holds no palette of format {FORMAT}")
-            return cls(np.array(kept["colours"], dtype=np.float32), int(kept["height"]), int(kept["width"]))
+            return cls(np.array(kept["colors"], dtype=np.float32), int(kept["height"]), int(kept["width"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: cannot be read as a palette ({type(error).__name__}: {error})") from error

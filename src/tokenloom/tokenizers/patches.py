@@ -109,7 +109,7 @@ class Patches:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read it back. Raises UserError when the file holds no such tokeniser."""
+        """Read it back. Raises UserError when the file holds no such tokenizer."""
         try:
             kept = json.loads(Path(path).read_text("utf-8"))
             if not isinstance(kept, dict) or kept.get("kind") != cls.kind or set(kept) != _KEYS:
@@ -120,4 +120,4 @@ class Patches:
             h, w = (int(n) for n in kept["patch"])
             return cls((C, H, W), (h, w), [float(m) for m in kept["mean"]], [float(d) for d in kept["deviation"]])
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path}: cannot be read as a tokeniser of pictures: {error}") from None
+            raise UserError(f"{path}: cannot be read as a tokenizer of pictures: {error}") from None

@@ -3,7 +3,7 @@
 Three rules, each a partition of the text: joining the chunks gives the text back, whatever it holds. The
 character classes are written out here instead of being taken from a regular-expression engine or a Unicode table,
 because those differ (`\\s` of one engine lacks U+001C–1F, and tables grow with every Unicode version) and a
-tokeniser must cut the same text in the same way on every machine.
+tokenizer must cut the same text in the same way on every machine.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Text tokenisers: characters, words, and the way to choose, load and rebuild any of them.
+"""Text tokenizers: characters, words, and the way to choose, load and rebuild any of them.
 
-The byte-pair tokenisers live in `tokenizers/bpe.py`; they are named here too, so that this file is the one to import.
+The byte-pair tokenizers live in `tokenizers/bpe.py`; they are named here too, so that this file is the one to import.
 """
 
 import difflib
@@ -34,7 +34,7 @@ from tokenloom.tokenizers.pretokenize import WORDS, certain_border, chunk_blocks
 
 __all__ = [
     "BPE",
-    "KINDS",
+    "TOKENIZER_KINDS",
     "ByteBPE",
     "Characters",
     "TextStream",
@@ -45,7 +45,7 @@ __all__ = [
     "suggested_size",
 ]
 
-KINDS = ("auto", "characters", "words", "bpe", "byte-bpe")
+TOKENIZER_KINDS = ("auto", "characters", "words", "bpe", "byte-bpe")
 MOST_CHARACTERS = 512
 
 
@@ -76,7 +76,7 @@ class Characters(TextTokenizer):
         specials: Sequence[str] = (),
         unknown: bool = False,
     ) -> "Characters":
-        """The tokeniser of all characters of the texts.
+        """The tokenizer of all characters of the texts.
 
         `alphabet` names characters (or texts full of them) to include though the texts may lack them; `unknown` adds
         the special token that stands for all others.
@@ -124,7 +124,7 @@ class Words(TextTokenizer):
     def __init__(self, words: Sequence[str], specials: Sequence[str] = (UNKNOWN,)) -> None:
         """`words` in the order of their ids; `specials` must hold "unknown"."""
         if UNKNOWN not in specials:
-            raise ValueError('a tokeniser of words needs the special token "unknown"')
+            raise ValueError('a tokenizer of words needs the special token "unknown"')
         super().__init__([word.encode() for word in words], specials)
         self._ids = {word: i for i, word in enumerate(words)}
 
@@ -168,20 +168,20 @@ class Words(TextTokenizer):
                 raise UserError(f"word {i + 1}, {word!r}, is no single word or is given twice")
             seen.add(word)
         if UNKNOWN not in specials:
-            raise UserError("the special token 'unknown' is missing, which a tokeniser of words needs")
+            raise UserError("the special token 'unknown' is missing, which a tokenizer of words needs")
         return cls(words, specials)
 
 
 def load_own_tokenizer(path: str | os.PathLike[str], fingerprint: object) -> TextTokenizer:
-    """The tokeniser of a run, which keeps its fingerprint. Raises UserError as `load_tokenizer`, and for another."""
+    """The tokenizer of a run, which keeps its fingerprint. Raises UserError as `load_tokenizer`, and for another."""
     tokenizer = load_tokenizer(path)
     if tokenizer.fingerprint() != fingerprint:
-        raise UserError(f"{path}: not the tokeniser that this run was trained with")
+        raise UserError(f"{path}: not the tokenizer that this run was trained with")
     return tokenizer
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
-    """Read a tokeniser that `save` wrote.
+    """Read a tokenizer that `save` wrote.
 
     Raises UserError with the file and the first fault when it is missing, cut, altered or of another format.
     """
@@ -190,16 +190,16 @@ def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no tokeniser file: byte {error.start} is not UTF-8") from None
+        raise UserError(f"{path} is no tokenizer file: byte {error.start} is not UTF-8") from None
     except (json.JSONDecodeError, RecursionError) as error:
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise UserError(f"{path} is cut or is no tokeniser file: no valid JSON at {where}") from None
+        raise UserError(f"{path} is cut or is no tokenizer file: no valid JSON at {where}") from None
     try:
         if isinstance(data, dict) and "fingerprint" not in data:
             raise UserError("the entry 'fingerprint' is missing")
         return TextTokenizer.from_json(data)
     except UserError as error:
-        raise UserError(f"{path} cannot be used as a tokeniser: {error}") from None
+        raise UserError(f"{path} cannot be used as a tokenizer: {error}") from None
 
 
 def suggested_size(texts: Iterable[str]) -> int:
@@ -215,9 +215,11 @@ def size_for(length: int) -> int:
 
 def check_choice(kind: str, size: int | None) -> None:
     """Raise UserError for what `choose_tokenizer` refuses whatever the text."""
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
-        raise UserError(f"there is no kind of tokeniser {kind!r}; did you mean {near!r}? ({', '.join(KINDS)})")
+    if kind not in TOKENIZER_KINDS:
+        near = difflib.get_close_matches(kind, TOKENIZER_KINDS, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f"there is no kind of tokenizer {kind!r}; did you mean {near!r}? ({', '.join(TOKENIZER_KINDS)})"
+        )
     if kind == "characters" and size is not None:
         raise UserError(
             f"a vocabulary size ({size:,}) has no effect with 'characters'; leave it out or take 'byte-bpe'"
@@ -231,12 +233,12 @@ def choose_tokenizer(
     specials: Sequence[str] = (),
     alphabet: Iterable[str] = (),
 ) -> TextTokenizer:
-    """Train the tokeniser of the given kind, or the one that suits the texts; `why` of the result says which.
+    """Train the tokenizer of the given kind, or the one that suits the texts; `why` of the result says which.
 
     "auto" takes characters when there are at most 512 distinct ones and no size is given, otherwise byte-bpe.
     `size` counts the tokens for text, special tokens come on top; None means `suggested_size`, to which kind "bpe"
     adds its alphabet. `alphabet` names characters (or texts full of them, such as a validation text from which no
-    merge should be learnt) that "characters" and "bpe" include though the texts may lack them. Pairs as frequent as
+    merge should be learned) that "characters" and "bpe" include though the texts may lack them. Pairs as frequent as
     each other are ordered by their ids, the fast rule. Raises UserError for an unknown kind, naming the nearest, and
     for a size with "characters", where it would have no effect.
     """
@@ -252,7 +254,7 @@ def choose_tokenizer(
         reason = "a size is given" if found <= MOST_CHARACTERS else f"more than {MOST_CHARACTERS} distinct characters"
     tokenizer = _train(texts, kind, size, specials, extra)
     length = sum(map(utf8_length, texts))
-    tokenizer.why = f"{tokenizer.vocab:,} ids for {length:,} bytes with {found:,} distinct characters ({reason})"
+    tokenizer.why = f"{tokenizer.vocab_size:,} ids for {length:,} bytes with {found:,} distinct characters ({reason})"
     return tokenizer
 
 

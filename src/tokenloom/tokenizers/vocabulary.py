@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import readable_json, write_whole
+from tokenloom.tokenizers.base import readable_json, write_text_atomic
 from tokenloom.tokenizers.pretokenize import NAMES, PROSE
 
 FORMAT = 1
@@ -105,7 +105,7 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write it as readable JSON, all or nothing."""
-        write_whole(path, readable_json(self.as_dict()))
+        write_text_atomic(path, readable_json(self.as_dict()))
 
     @classmethod
     def load(cls, path: Path) -> Self:

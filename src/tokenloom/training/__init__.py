@@ -1,1 +1,1 @@
-"""The one loop for all tasks, and what it needs: batches, optimisers, schedules, checkpoints."""
+"""The one loop for all tasks, and what it needs: batches, optimizers, schedules, checkpoints."""

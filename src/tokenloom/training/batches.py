@@ -19,7 +19,7 @@ POOL = 32
 
 
 @dataclass(frozen=True)
-class Moment:
+class BatchContext:
     """When and why samples are put into a batch: all that randomness in `collate` may depend on.
 
     seed, step: of the training; step −1 in evaluation. keys: which samples, in order.
@@ -39,7 +39,7 @@ class Moment:
         return generator_for(self.seed, self.step + 1, int(self.keys[row]))
 
 
-Collate = Callable[[Any, Moment], Batch]
+Collate = Callable[[Any, BatchContext], Batch]
 
 # A step's micro-batches. `Batches` is one; training takes any other way of making them too.
 BatchSource = Callable[[int], list[Batch]]
@@ -100,7 +100,7 @@ class Batches:
         return [self._collate(part, step) if len(part) else self._nothing() for part in parts]
 
     def _collate(self, keys: Keys, step: int) -> Batch:
-        return self.collate(self.samples.take(keys), Moment(self.seed, step, keys))
+        return self.collate(self.samples.take(keys), BatchContext(self.seed, step, keys))
 
     def _nothing(self) -> Batch:
         """A batch without targets, for a process that has nothing to do while the others have."""
@@ -170,7 +170,7 @@ def evaluation_keys(samples: Samples, batch: int, share: tuple[int, int] = (0, 1
 def evaluation_batches(samples: Samples, collate: Collate, batch: int) -> Iterator[Batch]:
     """The batches of `evaluation_keys`, for one process."""
     for part in evaluation_keys(samples, batch):
-        yield collate(samples.take(part), Moment(0, -1, part))
+        yield collate(samples.take(part), BatchContext(0, -1, part))
 
 
 def step_seed(seed: int, step: int, part: int = 0) -> int:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tokenloom.errors import UserError
-from tokenloom.training.distributed import ALONE, Processes, like, read_parts, whole, write_parts
+from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, like, read_parts, whole, write_parts
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
@@ -44,7 +44,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file's content in one instant: write beside it, sync, rename."""
     beside = path.with_name(f".{path.name}.part")
     with beside.open("wb") as file:
@@ -57,7 +57,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON, atomically."""
-    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -87,10 +87,10 @@ def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: whole(tensor) for name, tensor in model_tensors(model).items()}
 
 
-def save_weights(model: nn.Module, path: Path, processes: Processes = ALONE) -> None:
+def save_weights(model: nn.Module, path: Path, processes: ProcessGroup = SINGLE_PROCESS) -> None:
     """The model's weights, whole, as one safetensors file, atomically. Raises UserError when it cannot be written."""
     tensors = whole_tensors(model)
-    processes.lead(lambda: _save_tensors(tensors, path))
+    processes.run_on_rank0(lambda: _save_tensors(tensors, path))
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -112,11 +112,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put the weights of a file into a model, strictly: see `put_strictly`."""
-    put_strictly(model, read_tensors(path), path)
+    """Put the weights of a file into a model, strictly: see `load_strictly`."""
+    load_strictly(model, read_tensors(path), path)
 
 
-def put_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Every tensor of a file has its place in the model, with its shape, and none is missing.
 
     Raises UserError naming the first difference.
@@ -130,10 +130,10 @@ def put_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) ->
         if own[name].shape != tensors[name].shape:
             theirs, ours = tuple(tensors[name].shape), tuple(own[name].shape)
             raise UserError(f"{path}: {name} has shape {theirs}, the model needs {ours}")
-    put_tensors(model, tensors)
+    copy_tensors(model, tensors)
 
 
-def put_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def copy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """The inverse of `model_tensors`: copy every one into its place."""
     with torch.no_grad():
         for name, tensor in model_tensors(model).items():
@@ -143,7 +143,7 @@ def put_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def read_checkpoint(
     state: dict[str, Any], folder: Path, model: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of the model and of the optimiser in a checkpoint of either form.
+    """The tensors of the model and of the optimizer in a checkpoint of either form.
 
     Where the model is in parts, they may be too, and then all processes must ask together. Raises UserError.
     """
@@ -168,7 +168,7 @@ class Checkpoints:
         model: nn.Module,
         optimizer: dict[str, Tensor],
         state: dict[str, Any],
-        processes: Processes = ALONE,
+        processes: ProcessGroup = SINGLE_PROCESS,
     ) -> Path:
         """Write the checkpoint of a step, then remove those that are neither recent nor best.
 
@@ -197,13 +197,13 @@ class Checkpoints:
                 _sync(self.folder)
                 self._tidy(step, state.get("best_step"))
 
-        processes.lead(begin)
+        processes.run_on_rank0(begin)
         if processes.sharded:
             self._write_parts(beside, {**files[MODEL], **files[OPTIMIZER]}, processes)
-        processes.lead(finish)
+        processes.run_on_rank0(finish)
         return final
 
-    def _write_parts(self, folder: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
+    def _write_parts(self, folder: Path, tensors: dict[str, Tensor], processes: ProcessGroup) -> None:
         """Every process writes its own file; all of them must then be there for the first."""
 
         def write() -> list[str]:
@@ -211,8 +211,8 @@ class Checkpoints:
                 write_parts(folder, tensors)
             return []
 
-        processes.each(write)
-        seen = processes.each(lambda: sorted(path.name for path in folder.iterdir()))
+        processes.all_gather_object(write)
+        seen = processes.all_gather_object(lambda: sorted(path.name for path in folder.iterdir()))
 
         def check() -> None:
             if any(names != seen[0] for names in seen):
@@ -224,7 +224,7 @@ class Checkpoints:
                 for name in seen[0]:
                     _sync(folder / name)
 
-        processes.lead(check)
+        processes.run_on_rank0(check)
 
     def _describe(self, folder: Path, state: dict[str, Any]) -> None:
         """The last file of a checkpoint, with the hashes of the others."""
@@ -281,7 +281,7 @@ class Checkpoints:
                 raise UserError(f"{path}: cut or altered since it was saved; an earlier checkpoint may be whole")
         return state, folder
 
-    def newest_whole(self) -> tuple[dict[str, Any], Path, list[str]]:
+    def newest_complete(self) -> tuple[dict[str, Any], Path, list[str]]:
         """The newest checkpoint that is whole, and one line for each newer one that is not.
 
         Raises UserError when there is none.
@@ -299,7 +299,7 @@ class Checkpoints:
             damaged[0] if damaged else f"{self.folder}: holds no checkpoint to go on from; --overwrite starts anew"
         )
 
-    def put_weights(self, step: int, path: Path) -> None:
+    def restore_weights(self, step: int, path: Path) -> None:
         """Make a file hold the weights of a checkpoint again. Without effect when that checkpoint is not whole."""
         try:
             state, folder = self.read(step)
@@ -308,7 +308,7 @@ class Checkpoints:
         if MODEL not in state["sha256"]:
             _save_tensors({k: v for k, v in read_parts(folder).items() if "/" not in k}, path)
         elif not path.is_file() or sha256(path) != state["sha256"][MODEL]:
-            write_atomically(path, (folder / MODEL).read_bytes())
+            write_atomic(path, (folder / MODEL).read_bytes())
 
 
 def _hidden(path: Path, kind: str) -> Path:

@@ -1,12 +1,12 @@
 """More than one process: the one file in which a model, its gradients and its checkpoints are spread over several.
 
-The loop, the tasks and the models know a `Processes` alone. `ALONE` is one process, for which all of it does nothing;
+The loop, the tasks and the models know a `ProcessGroup` alone. `SINGLE_PROCESS` is one process, for which all of it does nothing;
 `join` gives what torchrun started. With several, each step and each evaluation is shared out by samples, and
 
 - `data`: every process has the whole model; gradients are added up after the backward pass.
-- `sharded`: every process has a part of each parameter, of its gradient and of its optimiser state (`fully_shard`).
+- `sharded`: every process has a part of each parameter, of its gradient and of its optimizer state (`fully_shard`).
 
-Activation checkpointing is put around the layers here too. A new parallel mode is one more branch in `Several.wrap`.
+Activation checkpointing is put around the layers here too. A new parallel mode is one more branch in `DistributedGroup.wrap`.
 """
 
 from __future__ import annotations
@@ -40,89 +40,89 @@ PATIENCE = timedelta(days=2)
 _GROUPS = itertools.count()
 
 
-class Processes:
+class ProcessGroup:
     """One process: there is nothing to share out, to add up, or to wait for.
 
-    rank: which one this is, of `world`. local_rank, local_world: the same on this machine. scale: what the loss must be
+    rank: which one this is, of `world`. local_rank, local_world_size: the same on this machine. scale: what the loss must be
     multiplied with, so that gradients are sums over the processes. sharded: whether parameters are in parts.
     """
 
-    rank, world, local_rank, local_world = 0, 1, 0, 1
+    rank, world_size, local_rank, local_world_size = 0, 1, 0, 1
     sharded = False
     scale = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that prints and writes."""
         return self.rank == 0
 
-    def each(self, f: Callable[[], Any]) -> list[Any]:
+    def all_gather_object(self, f: Callable[[], Any]) -> list[Any]:
         """What f gives in each process, to all of them: anything that JSON knows. A UserError in one is one in all."""
         return [f()]
 
-    def lead(self, f: Callable[[], Any]) -> Any:
+    def run_on_rank0(self, f: Callable[[], Any]) -> Any:
         """What f gives in the first process, to all of them; the others do not run it."""
-        return self.each(f if self.first else lambda: None)[0]
+        return self.all_gather_object(f if self.is_main else lambda: None)[0]
 
-    def together(self, f: Callable[[], T]) -> T:
+    def run_on_all(self, f: Callable[[], T]) -> T:
         """f in every process; a UserError in one is one in all, so that none is left waiting."""
         made: list[T] = []
-        self.each(lambda: made.append(f()))
+        self.all_gather_object(lambda: made.append(f()))
         return made[0]
 
     def in_turn(self, f: Callable[[], T]) -> T:
         """`together`, but first in one process of each machine, so that the others find in its caches what it made."""
         made: list[T] = []
         for now in (self.local_rank == 0, self.local_rank > 0):
-            self.each(lambda now=now: made.append(f()) if now else None)  # type: ignore[misc]
+            self.all_gather_object(lambda now=now: made.append(f()) if now else None)  # type: ignore[misc]
         return made[0]
 
     def device(self, name: str) -> torch.device:
         """The device of this process, from the setting."""
         return choose_device(name)
 
-    def wrap(self, model: nn.Module, checkpointing: bool) -> None:
+    def wrap(self, model: nn.Module, activation_checkpointing: bool) -> None:
         """Prepare a model for training, in place. checkpointing: see `keep_layer_inputs_only`."""
-        if checkpointing:
+        if activation_checkpointing:
             keep_layer_inputs_only(model)
 
-    def add_up(self, parameters: Iterable[Tensor]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Make every gradient the sum over all processes, where that has not happened in the backward pass."""
 
-    def total(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce(self, tensors: Iterable[Tensor]) -> None:
         """Make each tensor, in place, the sum over all processes."""
 
-    def rows(self, tensor: Tensor) -> Tensor:
+    def all_gather_rows(self, tensor: Tensor) -> Tensor:
         """The rows of all processes, one after the other: tensors (n, …) on the CPU, of any n."""
         return tensor
 
-    def spread(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give all processes the values that the first one has."""
 
-    def began(self, folder: Path) -> bool:
+    def has_started(self, folder: Path) -> bool:
         """Whether these processes, before they were killed and restarted, had begun the run of this folder."""
         return False
 
-    def begin(self, folder: Path) -> None:
+    def mark_started(self, folder: Path) -> None:
         """Remember that for a restart."""
 
-    def leave(self) -> None:
-        """All are done. Nothing may hold a wrapped model or its optimiser any more."""
+    def shutdown(self) -> None:
+        """All are done. Nothing may hold a wrapped model or its optimizer any more."""
 
 
-ALONE = Processes()
+SINGLE_PROCESS = ProcessGroup()
 
 
-class Several(Processes):
+class DistributedGroup(ProcessGroup):
     """The processes that torchrun started, each with this value. Control goes through gloo, also beside GPUs."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.rank, self.world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        self.rank, self.world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         self.local_rank = int(environment.get("LOCAL_RANK", self.rank))
-        self.local_world = int(environment.get("LOCAL_WORLD_SIZE", self.world))
+        self.local_world_size = int(environment.get("LOCAL_WORLD_SIZE", self.world_size))
         agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        self._store = TCPStore(host, port, self.world, is_master=not agent and self.first, timeout=PATIENCE)
+        self._store = TCPStore(host, port, self.world_size, is_master=not agent and self.is_main, timeout=PATIENCE)
         # The agent's store outlives a killed process, with addresses at which nobody listens any more: a restart must
         # not read them, and neither must a second training of the same process.
         attempt = f"tokenloom/try{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_GROUPS)}"
@@ -130,18 +130,18 @@ class Several(Processes):
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=PrefixStore(attempt, self._store),
             rank=self.rank,
-            world_size=self.world,
+            world_size=self.world_size,
             timeout=PATIENCE,
         )
 
-    def mode(self, parallel: str | None) -> Several:
+    def mode(self, parallel: str | None) -> DistributedGroup:
         """The same processes, in the mode that the settings ask for."""
         self.sharded = parallel == "sharded"
         # fully_shard gives the mean over the processes.
-        self.scale = self.world if self.sharded else 1
+        self.scale = self.world_size if self.sharded else 1
         return self
 
-    def each(self, f: Callable[[], Any]) -> list[Any]:
+    def all_gather_object(self, f: Callable[[], Any]) -> list[Any]:
         try:
             said = [f(), None]
         except UserError as error:
@@ -149,14 +149,14 @@ class Several(Processes):
         heard = [json.loads(raw) for raw in self._exchange(json.dumps(said, default=float).encode())]
         for refused in (why for _, why in heard if why is not None):
             refusal = UserError(refused)
-            refusal.told = not self.first
+            refusal.told = not self.is_main
             raise refusal
         return [value for value, _ in heard]
 
     def _exchange(self, raw: bytes) -> list[bytes]:
         """What each process gives, to all: one short message, and a second one where that is not enough."""
         head = torch.frombuffer(bytearray(len(raw).to_bytes(8, "little") + raw[:SHORT].ljust(SHORT)), dtype=torch.uint8)
-        heads = [torch.empty_like(head) for _ in range(self.world)]
+        heads = [torch.empty_like(head) for _ in range(self.world_size)]
         dist.all_gather(heads, head)
         lengths = [int.from_bytes(bytes(one[:8].tolist()), "little") for one in heads]
         longest = max(lengths)
@@ -164,7 +164,7 @@ class Several(Processes):
             bodies = [one[8:] for one in heads]
         else:
             body = torch.frombuffer(bytearray(raw.ljust(longest)), dtype=torch.uint8)
-            bodies = [torch.empty_like(body) for _ in range(self.world)]
+            bodies = [torch.empty_like(body) for _ in range(self.world_size)]
             dist.all_gather(bodies, body)
         return [one[:length].numpy().tobytes() for one, length in zip(bodies, lengths, strict=True)]
 
@@ -173,33 +173,33 @@ class Several(Processes):
         if device.type == "mps" and name == "auto":
             return torch.device("cpu")
         if str(device) == "cuda":
-            if self.local_world > torch.cuda.device_count():
+            if self.local_world_size > torch.cuda.device_count():
                 raise UserError(
-                    f"--device {name}: {self.local_world} processes on this machine, and {torch.cuda.device_count()}"
+                    f"--device {name}: {self.local_world_size} processes on this machine, and {torch.cuda.device_count()}"
                     " GPUs; torchrun --nproc-per-node starts fewer, --device cpu does without"
                 )
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
-        elif device.type != "cpu" and self.local_world > 1:
-            raise UserError(f"--device {name}: is one device for {self.local_world} processes; try cuda or cpu")
+        elif device.type != "cpu" and self.local_world_size > 1:
+            raise UserError(f"--device {name}: is one device for {self.local_world_size} processes; try cuda or cpu")
         return device
 
-    def wrap(self, model: nn.Module, checkpointing: bool) -> None:
-        super().wrap(model, checkpointing)
-        self.spread([*model.parameters(), *model.buffers()])
+    def wrap(self, model: nn.Module, activation_checkpointing: bool) -> None:
+        super().wrap(model, activation_checkpointing)
+        self.broadcast([*model.parameters(), *model.buffers()])
         if not self.sharded:
             return
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(next(model.parameters()).device.type, (self.world,))
+        mesh = init_device_mesh(next(model.parameters()).device.type, (self.world_size,))
         layers = [part for part in model.modules() if isinstance(part, TransformerLayer) and part is not model]
         for part in (*layers, model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
         # It warns of outputs that are views, which the losses here do not write into.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 
-    def add_up(self, parameters: Iterable[Tensor]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         if self.sharded:
             return
         kinds: dict[torch.dtype, list[Tensor]] = {}
@@ -215,36 +215,36 @@ class Several(Processes):
             for p, total, count in zip(group, sums, has.tolist(), strict=True):
                 p.grad = total.view_as(p) if count else None
 
-    def total(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             dist.all_reduce(tensor.detach())
 
-    def rows(self, tensor: Tensor) -> Tensor:
+    def all_gather_rows(self, tensor: Tensor) -> Tensor:
         raw = self._exchange(tensor.contiguous().numpy().tobytes())
         parts = [torch.frombuffer(bytearray(one), dtype=tensor.dtype) for one in raw if one]
         return torch.cat([tensor.new_zeros(0), *parts]).reshape(-1, *tensor.shape[1:])
 
-    def spread(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
 
-    def began(self, folder: Path) -> bool:
+    def has_started(self, folder: Path) -> bool:
         return bool(self._store.check([f"tokenloom/began/{folder.absolute()}"]))
 
-    def begin(self, folder: Path) -> None:
+    def mark_started(self, folder: Path) -> None:
         self._store.set(f"tokenloom/began/{folder.absolute()}", "yes")
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         # In this order: with gloo, a group that goes before what is sharded over it can abort the process.
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()
 
 
-def join() -> Processes:
+def join() -> ProcessGroup:
     """The processes that torchrun started, or this one alone."""
     launched = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    return Several(os.environ) if launched else ALONE
+    return DistributedGroup(os.environ) if launched else SINGLE_PROCESS
 
 
 # Tensors of which each process has a part.

@@ -25,7 +25,7 @@ class Prepared(Event):
 
 
 @dataclass(frozen=True)
-class Staged(Event):
+class PrerequisiteEvent(Event):
     """A training that must come before begins: the events that follow are its own, until `over`. out: its run."""
 
     name: str
@@ -35,7 +35,7 @@ class Staged(Event):
 
 
 @dataclass(frozen=True)
-class Started(Event):
+class InitializedFrom(Event):
     """The model has the weights of another run. taken: how many tensors; fresh: those that start anew, by name."""
 
     run: str
@@ -91,8 +91,8 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
-class Stepped(Event):
-    """One optimiser step is done.
+class StepFinished(Event):
+    """One optimizer step is done.
 
     step: how many are done, of `steps`. loss: over all counted targets of the step. targets: how many they were. rate:
     the factor on the peak rates. norm: of the gradient, before clipping. seconds: of training, all sittings together.
@@ -102,7 +102,7 @@ class Stepped(Event):
     steps: int
     loss: float
     targets: int
-    rate: float
+    lr: float
     norm: float
     clipped: bool
     seconds: float

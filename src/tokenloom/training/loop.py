@@ -16,27 +16,27 @@ from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.nn.parts import device_of
-from tokenloom.nn.vector_quantizer import move_all
+from tokenloom.nn.vector_quantizer import update_ema
 from tokenloom.training.batches import (
+    BatchContext,
     Batches,
     BatchSource,
-    Moment,
     add_counts,
     count_targets,
     evaluation_keys,
     seed_everything,
     step_seed,
 )
-from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, put_strictly, read_checkpoint, save_weights
-from tokenloom.training.distributed import ALONE, Processes, own_part, whole
-from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, Stepped
-from tokenloom.training.losses import Terms, Totals
+from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, load_strictly, read_checkpoint, save_weights
 from tokenloom.training.device import precision_context
+from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, own_part, whole
+from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, StepFinished
+from tokenloom.training.losses import LossTerms, MetricSum
 from tokenloom.training.optimizers import (
     check_groups,
     load_state_tensors,
     make_optimizers,
-    set_rates,
+    set_learning_rates,
     state_tensors,
 )
 from tokenloom.training.schedules import cosine, linear
@@ -46,16 +46,16 @@ from tokenloom.training.settings import ScheduleSettings, TrainingSettings
 class Trainable(Protocol):
     """What the loop needs of a task."""
 
-    def collate(self, samples: Any, moment: Moment) -> Batch:
+    def collate(self, samples: Any, moment: BatchContext) -> Batch:
         """Samples as a batch of tensors, with masks and targets."""
         ...
 
-    def loss(self, model: nn.Module, batch: Batch) -> Terms:
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """The terms of the loss, and metrics, as sums and counts."""
         ...
 
-    def summarise(self, totals: dict[str, Totals]) -> dict[str, float]:
-        """Metrics by name from the sums over a whole split; `loss` is what is minimised and compared."""
+    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+        """Metrics by name from the sums over a whole split; `loss` is what is minimized and compared."""
         ...
 
 
@@ -84,32 +84,33 @@ def schedule_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
     warmup = min(settings.warmup or 0, steps)
     if settings.schedule == "cosine":
         return cosine(step, steps, warmup)
-    return linear(step, steps, warmup, 0.8 if settings.decay_share is None else settings.decay_share)
+    return linear(step, steps, warmup, 0.8 if settings.decay_fraction is None else settings.decay_fraction)
 
 
 def evaluate(
-    task: Trainable, model: nn.Module, samples: Samples, *, batch: int = 64, processes: Processes = ALONE
-) -> dict[str, Totals]:
+    task: Trainable, model: nn.Module, samples: Samples, *, batch: int = 64, processes: ProcessGroup = SINGLE_PROCESS
+) -> dict[str, MetricSum]:
     """Every sample once, without dropout: sums and counts by term. Does not depend on the batch size, nor on how many
     processes share the samples out.
 
     Raises NoTargets when there is nothing in the samples to measure.
     """
     device = device_of(model)
-    totals: dict[str, Totals] = {}
+    totals: dict[str, MetricSum] = {}
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for keys in evaluation_keys(samples, batch, (processes.rank, processes.world)):
+        for keys in evaluation_keys(samples, batch, (processes.rank, processes.world_size)):
             # A process that has none left goes through the model with the others, and drops the result.
             taken = keys if len(keys) else samples.all()[:1]
-            part = processes.together(lambda taken=taken: task.collate(samples.take(taken), Moment(0, -1, taken)))  # type: ignore[misc]
+            context = BatchContext(0, -1, taken)
+            part = processes.run_on_all(lambda k=taken, c=context: task.collate(samples.take(k), c))  # type: ignore[misc]
             for name, term in task.loss(model, part.to(device)).items():
-                total = totals.setdefault(name, Totals(term.weight))
+                total = totals.setdefault(name, MetricSum(term.weight))
                 if len(keys):
                     total.update(term)
     for total in totals.values():
-        total.share(processes.rows)
+        total.share(processes.all_gather_rows)
     model.train(was_training)
     if not any(total.count for total in totals.values() if total.weight):
         raise NoTargets(f"none of the {len(samples.all()):,} samples to measure on has a target that counts")
@@ -117,7 +118,7 @@ def evaluate(
 
 
 class Trainer:
-    """Model, optimisers and place in the data: what one optimiser step needs, and what a checkpoint holds."""
+    """Model, optimizers and place in the data: what one optimizer step needs, and what a checkpoint holds."""
 
     def __init__(
         self,
@@ -125,11 +126,11 @@ class Trainer:
         model: nn.Module,
         settings: TrainingSettings,
         batches: BatchSource,
-        processes: Processes = ALONE,
+        processes: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self.task, self.model, self.settings, self.batches, self.processes = task, model, settings, batches, processes
         self.device = next(model.parameters()).device
-        processes.wrap(model, settings.machine.checkpointing)
+        processes.wrap(model, settings.machine.activation_checkpointing)
         self.optimizers = make_optimizers(model, settings.optimizer)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
@@ -138,7 +139,7 @@ class Trainer:
         self.progress = Progress()
 
     def step(self, step: int, steps: int) -> tuple[float, int, float, bool]:
-        """One optimiser step: its loss, number of targets, gradient norm, and whether that was clipped.
+        """One optimizer step: its loss, number of targets, gradient norm, and whether that was clipped.
 
         loss = Σ over all micro-batches, in all processes, of the counted targets' losses ÷ their number, term by term.
         """
@@ -149,31 +150,31 @@ class Trainer:
             micro.extend(self.batches(step))
             return count_targets(micro)
 
-        counts = add_counts(processes.each(read))
+        counts = add_counts(processes.all_gather_object(read))
         if not any(counts.values()):
             raise NoTargets(f"step {step + 1}: none of its samples has a target that counts")
         loss = 0.0
         for number, batch in enumerate(micro):
-            seed_everything(step_seed(self.settings.seed, step, number * processes.world + processes.rank))
+            seed_everything(step_seed(self.settings.seed, step, number * processes.world_size + processes.rank))
             with precision_context(self.settings.machine, self.device):
                 part = _weighted(self.task.loss(self.forward, batch.to(self.device)), counts)
             if part.requires_grad:
                 (part * processes.scale).backward()  # type: ignore[no-untyped-call]
             loss += float(part.detach())
-        loss = sum(processes.each(lambda: loss))
+        loss = sum(processes.all_gather_object(lambda: loss))
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"step {step + 1}: the loss is {loss}; a lower --rate or --matrix-rate may help")
-        processes.add_up(self.parameters)
+            raise NonFiniteLoss(f"step {step + 1}: the loss is {loss}; a lower --lr or --muon-lr may help")
+        processes.all_reduce_gradients(self.parameters)
         norm, clipped = self._clip()
         if not math.isfinite(norm):
             raise NonFiniteLoss(
-                f"step {step + 1}: the norm of the gradient is {norm}; a lower --rate or --matrix-rate may help"
+                f"step {step + 1}: the norm of the gradient is {norm}; a lower --lr or --muon-lr may help"
             )
-        set_rates(self.optimizers, schedule_factor(self.settings.schedule, step, steps))
+        set_learning_rates(self.optimizers, schedule_factor(self.settings.schedule, step, steps))
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        move_all(self.model, processes.total)
+        update_ema(self.model, processes.all_reduce)
         return loss, max(counts.values()), norm, clipped
 
     def _clip(self) -> tuple[float, bool]:
@@ -187,7 +188,7 @@ class Trainer:
     def check(self) -> None:
         """What must hold before weights are measured and kept: all of them are trained, and all are numbers.
 
-        Raises ValueError for a parameter that came to the model after its optimisers; NonFiniteLoss naming the first
+        Raises ValueError for a parameter that came to the model after its optimizers; NonFiniteLoss naming the first
         parameter that is not finite.
         """
         check_groups(self.model, self.optimizers)
@@ -196,9 +197,9 @@ class Trainer:
         def broken() -> str | None:
             return next((name for name, part in named if not bool(torch.isfinite(part).all())), None)
 
-        for name in filter(None, self.processes.each(broken)):
+        for name in filter(None, self.processes.all_gather_object(broken)):
             raise NonFiniteLoss(
-                f"step {self.progress.step}: {name} is no longer finite; a lower --rate or --matrix-rate may help"
+                f"step {self.progress.step}: {name} is no longer finite; a lower --lr or --muon-lr may help"
             )
 
     def save(self, checkpoints: Checkpoints, plan: dict[str, str]) -> Saved:
@@ -212,12 +213,12 @@ class Trainer:
         """Go on from the newest whole checkpoint. Raises UserError when it came from other data or another model."""
 
         def newest() -> tuple[dict[str, Any], str, list[str]]:
-            state, folder, damaged = checkpoints.newest_whole()
+            state, folder, damaged = checkpoints.newest_complete()
             return state, folder.name, damaged
 
-        state, name, damaged = self.processes.lead(newest)
+        state, name, damaged = self.processes.run_on_rank0(newest)
         folder = checkpoints.folder / name
-        self.processes.together(lambda: self._load(state, folder, plan))
+        self.processes.run_on_all(lambda: self._load(state, folder, plan))
         self.progress = Progress(**state["progress"])
         return Resumed(self.progress.step, damaged)
 
@@ -230,14 +231,14 @@ class Trainer:
             )
         weights, moments = read_checkpoint(state, folder, self.model)
         in_parts = MODEL not in state["sha256"]
-        put_strictly(self.model, weights, folder if in_parts else folder / MODEL)
+        load_strictly(self.model, weights, folder if in_parts else folder / MODEL)
         try:
             load_state_tensors(self.model, self.optimizers, moments)
         except ValueError as error:
             raise UserError(f"{folder if in_parts else folder / OPTIMIZER}: {error}") from error
 
 
-def _weighted(terms: Terms, counts: dict[str, int]) -> Tensor:
+def _weighted(terms: LossTerms, counts: dict[str, int]) -> Tensor:
     """What a micro-batch adds to the loss of its step: Σ weight × sum ÷ the step's count of that term's targets."""
     parts = []
     for name, term in terms.items():
@@ -268,7 +269,7 @@ def fit(
     run: Run | None = None,
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[Event]:
     """Train until the steps are done, the patience is over, or `stop()` says so; yields what happens.
 
@@ -283,7 +284,7 @@ def fit(
     """
     if settings.steps is None or (resume and run is None):
         raise ValueError("fit needs settings.steps, and a run to resume")
-    steps, every = settings.steps, settings.evaluate_every or settings.steps
+    steps, every = settings.steps, settings.eval_every or settings.steps
     trainer = Trainer(task, model, settings, batches, processes)
     plan = _data_plan(batches, validation, processes)
     resumed = Resumed(0, [])
@@ -291,7 +292,7 @@ def fit(
         resumed = trainer.restore(run.checkpoints, plan)
         # The run may have gone further than this checkpoint, and found other weights to be the best.
         checkpoints, weights, best_step = run.checkpoints, run.weights, trainer.progress.best_step
-        processes.lead(lambda: checkpoints.put_weights(best_step, weights))
+        processes.run_on_rank0(lambda: checkpoints.restore_weights(best_step, weights))
         yield resumed
     progress = trainer.progress
     began = time.perf_counter() - progress.seconds
@@ -302,16 +303,16 @@ def fit(
             reason = "patience"
             break
         loss, targets, norm, clipped = trainer.step(progress.step, steps)
-        rate = schedule_factor(settings.schedule, progress.step, steps)
+        lr = schedule_factor(settings.schedule, progress.step, steps)
         progress.step += 1
         progress.clipped += clipped
         progress.seconds = time.perf_counter() - began
-        yield Stepped(progress.step, steps, loss, targets, rate, norm, clipped, progress.seconds)
+        yield StepFinished(progress.step, steps, loss, targets, lr, norm, clipped, progress.seconds)
         evaluated = progress.step % every == 0 or progress.step == steps
         if evaluated:
             yield _evaluated(trainer, validation, run)
             progress.seconds = time.perf_counter() - began
-        interrupted = any(processes.each(lambda: progress.step < steps and stop()))
+        interrupted = any(processes.all_gather_object(lambda: progress.step < steps and stop()))
         due = settings.save_every is not None and progress.step % settings.save_every == 0
         if run is not None and (evaluated or due or interrupted):
             yield _saved(trainer, run, plan)
@@ -322,18 +323,18 @@ def fit(
     yield Finished(progress.step, reason, progress.best_step, best, progress.seconds, progress.clipped, notes)
 
 
-def _data_plan(batches: BatchSource, validation: Samples, processes: Processes) -> dict[str, str]:
+def _data_plan(batches: BatchSource, validation: Samples, processes: ProcessGroup) -> dict[str, str]:
     """Hashes of the data, and of the plan by which steps take them. Raises UserError when processes differ in them."""
     plan = {"validation": validation.fingerprint()}
     if isinstance(batches, Batches):
         plan["training"] = batches.fingerprint()
-    first = processes.lead(lambda: plan)
+    first = processes.run_on_rank0(lambda: plan)
 
     def check() -> None:
         if plan != first:
             raise UserError(f"process {processes.rank} has read other data than process 0: all need the same files")
 
-    processes.together(check)
+    processes.run_on_all(check)
     return plan
 
 
@@ -344,12 +345,10 @@ def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evalua
     processes = trainer.processes
     with precision_context(trainer.settings.machine, trainer.device):
         totals = evaluate(trainer.task, trainer.model, validation, processes=processes)
-    metrics = processes.lead(lambda: trainer.task.summarise(totals))
+    metrics = processes.run_on_rank0(lambda: trainer.task.metrics(totals))
     if not math.isfinite(metrics["loss"]):
         found = metrics["loss"]
-        raise NonFiniteLoss(
-            f"step {progress.step}: the validation loss is {found}; a lower --rate or --matrix-rate may help"
-        )
+        raise NonFiniteLoss(f"step {progress.step}: the validation loss is {found}; a lower --lr or --muon-lr may help")
     best = not progress.best or metrics["loss"] < progress.best["loss"]
     progress.stale = 0 if best else progress.stale + 1
     if best:

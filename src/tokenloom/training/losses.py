@@ -14,11 +14,11 @@ from tokenloom.models.batch import IGNORE
 
 
 @dataclass
-class Term:
+class LossTerm:
     """One term of a loss, or a metric: value = Σ sums / Σ counts.
 
     sums: (B,) each sample's sum, with its gradient history. counts: (B,) its number of counted targets. weight: the
-    term's share in what is minimised; 0 makes it a metric.
+    term's share in what is minimized; 0 makes it a metric.
     """
 
     sums: Tensor
@@ -26,10 +26,10 @@ class Term:
     weight: float = 1.0
 
 
-Terms = dict[str, Term]
+LossTerms = dict[str, LossTerm]
 
 
-def cross_entropy_term(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Term:
+def cross_entropy_term(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> LossTerm:
     """−log softmax(logits)[target], summed over the counted targets of each sample.
 
     logits: (B, N, vocab), targets: (B, N) int64 with `IGNORE` where nothing is asked; or (B, vocab) and (B,); or
@@ -41,10 +41,10 @@ def cross_entropy_term(logits: Tensor, targets: Tensor, smoothing: float = 0.0) 
         rows = rows.float()  # half precision would round the sum
     losses = cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
     B = len(targets)
-    return Term(losses.reshape(B, -1).sum(1), (targets != IGNORE).reshape(B, -1).sum(1))
+    return LossTerm(losses.reshape(B, -1).sum(1), (targets != IGNORE).reshape(B, -1).sum(1))
 
 
-def negative_sampling_term(positive: Tensor, negative: Tensor, asked: Tensor, negatives: int) -> Term:
+def negative_sampling_term(positive: Tensor, negative: Tensor, asked: Tensor, negatives: int) -> LossTerm:
     """−log σ(s) for each pair that is asked for, and K draws' worth of −log σ(−s′) for each, in expectation.
 
     positive: (B, N, C) logits s of pairs. asked: (B, N, C) bool, those that count. negative: (B, N, S) logits s′ of S
@@ -53,10 +53,10 @@ def negative_sampling_term(positive: Tensor, negative: Tensor, asked: Tensor, ne
     """
     pairs = asked.sum(-1)
     sums = (softplus(-positive) * asked).sum((1, 2)) + negatives * (softplus(negative).mean(-1) * pairs).sum(1)
-    return Term(sums, pairs.sum(1))
+    return LossTerm(sums, pairs.sum(1))
 
 
-class Totals:
+class MetricSum:
     """The running sums of a term over many batches, sample by sample, in float64. weight: the term's."""
 
     def __init__(self, weight: float = 1.0) -> None:
@@ -64,7 +64,7 @@ class Totals:
         self.sums: list[Tensor] = []
         self.counts: list[Tensor] = []
 
-    def update(self, term: Term) -> None:
+    def update(self, term: LossTerm) -> None:
         """Add a batch."""
         # First to the CPU, then wider: not every device has float64.
         self.sums.append(term.sums.detach().cpu().double())

@@ -19,11 +19,11 @@ TINY = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """M ← M + (1 − μ)(G − M);  W ← (1 − η λ) W − η √max(1, rows / columns) · orthogonalise(G + μ (M − G)).
+    """M ← M + (1 − μ)(G − M);  W ← (1 − η λ) W − η √max(1, rows / columns) · orthogonalize(G + μ (M − G)).
 
     lr: η. weight_decay: λ. momentum: μ. The same update as `torch.optim.Muon`, but matrices of one shape are
-    orthogonalised together, on a CPU in float32: bfloat16 is slow there, and its rounding grows from step to step. Of
-    parameters in parts each process orthogonalises the whole matrix; the momentum stays in parts.
+    orthogonalized together, on a CPU in float32: bfloat16 is slow there, and its rounding grows from step to step. Of
+    parameters in parts each process orthogonalizes the whole matrix; the momentum stays in parts.
 
     Raises ValueError for a parameter that is no matrix.
     """
@@ -46,13 +46,13 @@ class Muon(torch.optim.Optimizer):
                 buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 updates.append(whole(p.grad.lerp(buffer, group["momentum"])))
-            for p, direction in zip(moved, orthogonalised(updates), strict=True):
+            for p, direction in zip(moved, orthogonalized(updates), strict=True):
                 rows, columns = direction.shape
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(like(direction, p), alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
 
-def orthogonalised(matrices: Sequence[Tensor]) -> list[Tensor]:
+def orthogonalized(matrices: Sequence[Tensor]) -> list[Tensor]:
     """For each matrix U S Vᵀ about U Vᵀ, in its own dtype; what is of one shape, or one transposed, goes together."""
     found: list[Tensor] = list(matrices)
     shapes: dict[tuple[int, ...], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Which optimiser moves which parameter: every trained parameter stands in exactly one group."""
+"""Which optimizer moves which parameter: every trained parameter stands in exactly one group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 
 
 def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
-    """The optimisers of a model. Each group remembers its peak rate under "peak".
+    """The optimizers of a model. Each group remembers its peak rate under "peak".
 
     Muon: Jordan et al. 2024, see `training/muon.py`; AdamW: Loshchilov & Hutter 2019, fused. Raises ValueError for
     settings that lack a rate (see `TrainingSettings.filled`), and if a parameter stands in no group or in two.
@@ -48,9 +48,9 @@ def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch
     if adamw:
         groups: list[dict[str, Any]] = [{"params": ps, "weight_decay": amount} for amount, ps in adamw.items()]
         betas = (0.9, 0.95 if settings.beta2 is None else settings.beta2)
-        optimizers.append(torch.optim.AdamW(groups, lr=_given(settings, "rate"), betas=betas, fused=True))
+        optimizers.append(torch.optim.AdamW(groups, lr=_given(settings, "lr"), betas=betas, fused=True))
     if muon:
-        optimizers.append(Muon(muon, _given(settings, "matrix_rate"), weight_decay=decay))
+        optimizers.append(Muon(muon, _given(settings, "muon_lr"), weight_decay=decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -59,10 +59,10 @@ def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch
 
 
 def _given(settings: OptimizerSettings, name: str) -> float:
-    rate: float | None = getattr(settings, name)
-    if rate is None:
+    lr: float | None = getattr(settings, name)
+    if lr is None:
         raise ValueError(f"the settings have no {name}: fill them in with settings.filled(recipe)")
-    return rate
+    return lr
 
 
 def check_groups(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -79,7 +79,7 @@ def check_groups(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) 
         )
 
 
-def set_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+def set_learning_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
     """Every group's rate = its peak rate × factor."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -87,7 +87,7 @@ def set_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> Non
 
 
 def state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """All optimiser state as named tensors, `number/parameter/what`: for a checkpoint without pickle."""
+    """All optimizer state as named tensors, `number/parameter/what`: for a checkpoint without pickle."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {
         f"{number}/{names[id(parameter)]}/{what}": torch.as_tensor(value).detach()
@@ -98,12 +98,12 @@ def state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
 
 
 def load_state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
-    """The inverse of `state_tensors`. Raises ValueError for a parameter that the optimiser does not move."""
+    """The inverse of `state_tensors`. Raises ValueError for a parameter that the optimizer does not move."""
     named = dict(model.named_parameters())
     moved = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     for key, value in tensors.items():
         number, name, what = key.split("/")
         if name not in named or int(number) >= len(optimizers) or id(named[name]) not in moved[int(number)]:
-            raise ValueError(f"the optimiser state of {name!r} belongs to another model or optimiser")
+            raise ValueError(f"the optimizer state of {name!r} belongs to another model or optimizer")
         parameter = named[name]
         optimizers[int(number)].state[parameter][what] = like(value, parameter)

@@ -15,11 +15,11 @@ def cosine(step: int, steps: int, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def linear(step: int, steps: int, warmup: int, decay_share: float) -> float:
-    """Warm-up as above, then 1, then linearly to zero over the last `decay_share` of all steps.
+def linear(step: int, steps: int, warmup: int, decay_fraction: float) -> float:
+    """Warm-up as above, then 1, then linearly to zero over the last `decay_fraction` of all steps.
 
     Source: Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations".
     """
     rising = (step + 1) / warmup if step < warmup else 1.0
-    falling = (steps - step) / max(1.0, decay_share * steps)
+    falling = (steps - step) / max(1.0, decay_fraction * steps)
     return min(rising, falling, 1.0)

@@ -23,13 +23,13 @@ def option(default: Any, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Which optimiser moves which parameters, and how fast."""
+    """Which optimizer moves which parameters, and how fast."""
 
     optimizer: Literal["muon", "adamw"] | None = option(
         None, "muon: Muon for hidden matrices and AdamW for the rest; adamw: AdamW for everything"
     )
-    rate: float | None = option(None, "peak learning rate of AdamW")
-    matrix_rate: float | None = option(None, "peak learning rate of Muon")
+    lr: float | None = option(None, "peak learning rate of AdamW")
+    muon_lr: float | None = option(None, "peak learning rate of Muon")
     weight_decay: float | None = option(None, "decoupled weight decay")
     decay: Literal["matrices", "all"] | None = option(None, "which parameters decay: hidden matrices, or all")
     beta2: float | None = option(None, "AdamW's second beta")
@@ -44,7 +44,7 @@ class ScheduleSettings:
         None, "after warm-up: cosine to zero, or constant and then linear to zero"
     )
     warmup: int | None = option(None, "steps over which the rates rise from zero")
-    decay_share: float | None = option(None, "share of the steps that the linear schedule spends falling")
+    decay_fraction: float | None = option(None, "share of the steps that the linear schedule spends falling")
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ class MachineSettings:
     parallel: Literal["data", "sharded"] | None = option(
         None, "under torchrun: every process has the whole model (data), or a part of each parameter [default: data]"
     )
-    checkpointing: bool = option(False, "compute activations twice instead of keeping them, to save memory")
+    activation_checkpointing: bool = option(False, "compute activations twice instead of keeping them, to save memory")
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """How long, how much at a time, and what is kept."""
 
-    steps: int | None = option(None, "optimiser steps")
+    steps: int | None = option(None, "optimizer steps")
     minutes: float | None = option(None, "train about this long: fixes the steps once, from the measured speed")
     batch: int | None = option(None, "samples a step, over all micro-batches")
     accumulate: int = option(1, "micro-batches that a step is split into, to save memory")
     seed: int = option(0, "seed of everything random")
     init: str | None = option(None, "start from the weights of this run: its body, and a readout of one's own")
     train: Literal["all", "head"] = option("all", "all: everything; head: the readout alone, on the body of --init")
-    evaluate_every: int | None = option(None, "steps between evaluations of the whole validation part")
+    eval_every: int | None = option(None, "steps between evaluations of the whole validation part")
     save_every: int | None = option(
         None, "steps between checkpoints, beside those at evaluations; so many that saving costs little when not given"
     )
@@ -127,7 +127,7 @@ class TrainingSettings:
     def _idle(self, recipe: dict[str, Any]) -> list[str]:
         """Settings that mean nothing beside the others. Raises UserError when one of them was given."""
         idle = []
-        for chooser, choice, name in (("optimizer", "adamw", "matrix_rate"), ("schedule", "cosine", "decay_share")):
+        for chooser, choice, name in (("optimizer", "adamw", "muon_lr"), ("schedule", "cosine", "decay_fraction")):
             part = getattr(self, chooser)
             if (getattr(part, chooser) or recipe.get(chooser)) == choice:
                 idle.append(name)
@@ -141,25 +141,25 @@ AT_LEAST_1 = (1, math.inf, "at least 1")
 FROM_0 = (0, sys.float_info.max, "a number from 0 up")
 LIMITS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("steps", "batch", "accumulate", "keep", "patience", "threads"), AT_LEAST_1),
-    **dict.fromkeys(("evaluate_every", "save_every"), AT_LEAST_1),
-    **dict.fromkeys(("rate", "matrix_rate", "weight_decay", "clip", "warmup"), FROM_0),
+    **dict.fromkeys(("eval_every", "save_every"), AT_LEAST_1),
+    **dict.fromkeys(("lr", "muon_lr", "weight_decay", "clip", "warmup"), FROM_0),
     "beta2": (0, math.nextafter(1, 0), "from 0 up to, but not including, 1"),
-    "decay_share": (0, 1, "from 0 to 1"),
+    "decay_fraction": (0, 1, "from 0 to 1"),
     "seed": (0, 2**63 - 1, "from 0 to 2⁶³ − 1"),
     "minutes": (1e-6, 1e6, "above 0, and below a million"),
 }
 
 # What holds when neither the user nor the task's recipe says otherwise.
-GENERAL_RECIPE: dict[str, Any] = {
+DEFAULT_RECIPE: dict[str, Any] = {
     "minutes": 5.0,
     "batch": 32,
     "optimizer": "muon",
-    "rate": 3e-3,
-    "matrix_rate": 0.02,
+    "lr": 3e-3,
+    "muon_lr": 0.02,
     "weight_decay": 0.05,
     "decay": "matrices",
     "beta2": 0.95,
     "clip": 1.0,
     "schedule": "linear",
-    "decay_share": 0.8,
+    "decay_fraction": 0.8,
 }

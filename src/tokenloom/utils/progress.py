@@ -23,7 +23,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def telling(listener: Listener) -> Iterator[None]:
+def reporting_progress(listener: Listener) -> Iterator[None]:
     """Have the listener called with a line whenever long work inside has one."""
     token = _listener.set(listener)
     try:
@@ -32,7 +32,7 @@ def telling(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def watched(items: Iterable[T], what: str, total: int, each: int = 1) -> Iterator[T]:
+def track_progress(items: Iterable[T], what: str, total: int, each: int = 1) -> Iterator[T]:
     """The items, one after another; what takes longer than `PATIENCE` is told of.
 
     what: what is done with things, in the plural ("pictures decoded"), of which there are `total`, `each` an item.

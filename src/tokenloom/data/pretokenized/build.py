@@ -1,4 +1,4 @@
-"""Tokenising text of any size into shards, in parallel, so that it can be interrupted at any instant and gone on with.
+"""Tokenizing text of any size into shards, in parallel, so that it can be interrupted at any instant and gone on with.
 
 What is written depends on the text and the settings alone, not on the number of workers or on interruptions: the text
 is cut into shards of about `SHARD` bytes in its own order, and each is made whole by one process. A shard that has its
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import tokenloom
-from tokenloom.data.pretokenized.workers import Crew, Job
-from tokenloom.data.pretokenized.train_tokenizer import learn_tokenizer
-from tokenloom.data.pretokenized.shard_worker import record_of
-from tokenloom.data.pretokenized.shards import FORMAT, KIND, PARTS, Shard, Tokenised, end_of, width
-from tokenloom.data.pretokenized.streaming import Advance, StreamedText, open_text
+from tokenloom.data.pretokenized.output_folder import Extra, OutputFolder
 from tokenloom.data.pretokenized.scan import LEFT_OUT, TRAINING, Sides, Survey, check_share, choose_sides, survey
-from tokenloom.data.pretokenized.output_folder import Extra, Workplace
+from tokenloom.data.pretokenized.shard_worker import record_of
+from tokenloom.data.pretokenized.shards import FORMAT, KIND, PARTS, PretokenizedCorpus, Shard, end_of, width
+from tokenloom.data.pretokenized.streaming import Advance, StreamedText, open_text
+from tokenloom.data.pretokenized.train_tokenizer import train_tokenizer
+from tokenloom.data.pretokenized.workers import Job, WorkerPool
 from tokenloom.errors import UserError
 from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer, named
 from tokenloom.tokenizers.text import check_choice, load_tokenizer
@@ -41,36 +41,36 @@ def no_progress(what: str, size: int) -> AbstractContextManager[Advance]:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """How text is to be tokenised.
+class TokenizationRequest:
+    """How text is to be tokenized.
 
-    tokenizer: a kind, as in `choose_tokenizer`, or the path of a tokeniser's file (`.json`). vocab: ids of a tokeniser
+    tokenizer: a kind, as in `choose_tokenizer`, or the path of a tokenizer's file (`.json`). vocab: ids of a tokenizer
     that is trained. borders: keep documents apart with an end token; None where there are several that mean something.
     holdout: share of the text kept for validation; None as in `choose_sides`. The rest as in `read_text`.
     """
 
     tokenizer: str = "auto"
-    vocab: int | None = None
+    vocab_size: int | None = None
     borders: bool | None = None
-    holdout: float | None = None
+    val_fraction: float | None = None
     column: str | None = None
     encoding: str = "utf-8"
     newlines: str = "fold"
     shard: int = SHARD
 
 
-def tokenise(
+def tokenize(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    wish: Wish = Wish(),
+    wish: TokenizationRequest = TokenizationRequest(),
     *,
     workers: int | None = None,
     overwrite: bool = False,
     progress: Progress = no_progress,
     tell: Callable[[str], None] = lambda line: None,
-    extra: Extra = lambda tokenised: {},
-) -> Tokenised:
-    """Tokenise text into a folder of shards.
+    extra: Extra = lambda tokenized: {},
+) -> PretokenizedCorpus:
+    """Tokenize text into a folder of shards.
 
     source: as in `read_text`. An unfinished folder is gone on with, if text and settings are the same. workers:
     processes; one for each core when None. tell: called with what there is to say meanwhile.
@@ -79,12 +79,12 @@ def tokenise(
     `overwrite`), or unfinished work of another kind. Whatever happens, the folder is finished or can be gone on with.
     """
     count = usable_cores() if workers is None else workers
-    for name, value in (("workers", count), ("vocab", wish.vocab), ("shard", wish.shard)):
+    for name, value in (("workers", count), ("vocab_size", wish.vocab_size), ("shard", wish.shard)):
         if value is not None and value < 1:
-            raise UserError(f"--{name} {value}: must be at least 1")
-    check_share(wish.holdout)
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    check_share(wish.val_fraction)
     given = _given_tokenizer(wish)
-    place = Workplace(Path(out))
+    place = OutputFolder(Path(out))
     place.claim(overwrite=overwrite)
     try:
         spooled = place.spool() if os.fspath(source) == "-" else None
@@ -93,12 +93,12 @@ def tokenise(
         )
         with progress("reading", text.size) as advance:
             found = survey(text, advance)
-        sides = choose_sides(text, found, wish.holdout)
+        sides = choose_sides(text, found, wish.val_fraction)
         begun = place.begin(_begun(found, wish, given), overwrite=overwrite)
         tokenizer = _tokenizer(place, begun, given, wish, text, found, sides)
         work = _Work(place, tokenizer, text, sides, begun)
         size = _bytes_to_do(found, sides)
-        with progress("tokenising", size) as advance, Crew(count, place.folder, place.tokenizer) as crew:
+        with progress("tokenizing", size) as advance, WorkerPool(count, place.folder, place.tokenizer) as crew:
             shards = work.done(crew, advance)
         if work.kept:
             tell(f"kept {work.kept:,} of {sum(map(len, shards.values())):,} shards, which were finished and whole")
@@ -115,12 +115,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _given_tokenizer(wish: Wish) -> TextTokenizer | None:
+def _given_tokenizer(wish: TokenizationRequest) -> TextTokenizer | None:
     if not wish.tokenizer.endswith(".json"):
-        check_choice(wish.tokenizer, wish.vocab)
+        check_choice(wish.tokenizer, wish.vocab_size)
         return None
-    if wish.vocab is not None:
-        raise UserError(f"--vocab {wish.vocab}: has no effect with a tokeniser that is given: leave it out")
+    if wish.vocab_size is not None:
+        raise UserError(f"--vocab-size {wish.vocab_size}: has no effect with a tokenizer that is given: leave it out")
     tokenizer = load_tokenizer(wish.tokenizer)
     if wish.borders and end_of(tokenizer) is None:
         raise UserError(f"--borders: {wish.tokenizer} has no token {END!r} to stand between documents")
@@ -129,7 +129,7 @@ def _given_tokenizer(wish: Wish) -> TextTokenizer | None:
     return tokenizer
 
 
-def _begun(found: Survey, wish: Wish, given: TextTokenizer | None) -> dict[str, Any]:
+def _begun(found: Survey, wish: TokenizationRequest, given: TextTokenizer | None) -> dict[str, Any]:
     """What must be the same when unfinished work is gone on with."""
     settings = {**asdict(wish), "tokenizer": wish.tokenizer if given is None else given.fingerprint()}
     return {"text": found.sha256, "settings": settings}
@@ -142,19 +142,19 @@ def _bytes_to_do(found: Survey, sides: Sides) -> int:
     return found.bytes * kept // found.characters
 
 
-# The tokeniser.
+# The tokenizer.
 
 
 def _tokenizer(
-    place: Workplace,
+    place: OutputFolder,
     begun: dict[str, Any],
     given: TextTokenizer | None,
-    wish: Wish,
+    wish: TokenizationRequest,
     text: StreamedText,
     found: Survey,
     sides: Sides,
 ) -> TextTokenizer:
-    """The tokeniser that is in the folder already, else the given one, else a new one; kept in the folder."""
+    """The tokenizer that is in the folder already, else the given one, else a new one; kept in the folder."""
     known = begun.get("tokenizer")
     if known is not None and place.tokenizer.is_file():
         try:
@@ -167,13 +167,13 @@ def _tokenizer(
     tokenizer = _learn(wish, text, found, sides) if given is None else given
     if UNKNOWN not in tokenizer.specials and (unseen := tokenizer.unseen("".join(sorted(found.alphabet)))):
         raise UserError(
-            f"{text.name}: {wish.tokenizer} has no token for {named(unseen, 'character')}; another tokeniser is needed"
+            f"{text.name}: {wish.tokenizer} has no token for {named(unseen, 'character')}; another tokenizer is needed"
         )
     tokenizer.save(place.tokenizer)
     begun["tokenizer"] = {
         "fingerprint": tokenizer.fingerprint(),
         "kind": tokenizer.kind,
-        "vocab": tokenizer.vocab,
+        "vocab_size": tokenizer.vocab_size,
         "why": tokenizer.why or f"taken from {Path(wish.tokenizer).name}",
         "notes": tokenizer.notes,
         "borders": end_of(tokenizer) is not None,
@@ -182,11 +182,11 @@ def _tokenizer(
     return tokenizer
 
 
-def _learn(wish: Wish, text: StreamedText, found: Survey, sides: Sides) -> TextTokenizer:
+def _learn(wish: TokenizationRequest, text: StreamedText, found: Survey, sides: Sides) -> TextTokenizer:
     borders = wish.borders
     if borders is None:
         borders = text.documented and sides.documents(TRAINING) > 1
-    return learn_tokenizer(wish.tokenizer, wish.vocab, (END,) if borders else (), text, found, sides)
+    return train_tokenizer(wish.tokenizer, wish.vocab_size, (END,) if borders else (), text, found, sides)
 
 
 # The shards.
@@ -205,7 +205,7 @@ class _Work:
     """Fills shards, and has those made that are not there yet."""
 
     def __init__(
-        self, place: Workplace, tokenizer: TextTokenizer, text: StreamedText, sides: Sides, begun: dict[str, Any]
+        self, place: OutputFolder, tokenizer: TextTokenizer, text: StreamedText, sides: Sides, begun: dict[str, Any]
     ) -> None:
         self.folder, self.tokenizer, self.text, self.sides = place.folder, tokenizer, text, sides
         self.shard = int(begun["settings"]["shard"])
@@ -214,7 +214,7 @@ class _Work:
         self._open = [_Open(), _Open()]
         self._shards: list[list[Shard | Future[Shard]]] = [[], []]
 
-    def done(self, crew: Crew, advance: Advance) -> dict[str, list[Shard]]:
+    def done(self, crew: WorkerPool, advance: Advance) -> dict[str, list[Shard]]:
         """All shards of both parts, in order."""
         for side, piece in self.sides.pieces(self.text, self.tokenizer.cut):
             raw, filling = piece.text.encode(), self._open[side]
@@ -230,7 +230,7 @@ class _Work:
             for part, shards in zip(PARTS, self._shards, strict=True)
         }
 
-    def _close(self, side: int, crew: Crew, advance: Advance) -> None:
+    def _close(self, side: int, crew: WorkerPool, advance: Advance) -> None:
         full = self._open[side]
         self._open[side] = _Open(full.number + 1)
         job = Job(f"{PARTS[side]}-{full.number:05}", full.number == 0, full.pieces, self.settings)
@@ -249,7 +249,7 @@ class _Work:
             if record.pop("made") != self.settings or record["bytes"] != size:
                 return None
             shard = Shard.from_json(record)
-            shard.check(self.folder, width(self.tokenizer.vocab), content=True)
+            shard.check(self.folder, width(self.tokenizer.vocab_size), content=True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
             return None
         return shard
@@ -259,7 +259,7 @@ def _manifest(
     text: StreamedText,
     found: Survey,
     sides: Sides,
-    wish: Wish,
+    wish: TokenizationRequest,
     begun: dict[str, Any],
     shards: dict[str, list[Shard]],
 ) -> dict[str, Any]:
@@ -272,11 +272,11 @@ def _manifest(
         "kind": KIND,
         "tokenloom": tokenloom.__version__,
         "name": text.name,
-        "licence": text.licence,
+        "license": text.license,
         "text": found.sha256,
         "settings": begun["settings"],
         "tokenizer": begun["tokenizer"],
-        "dtype": width(begun["tokenizer"]["vocab"]),
+        "dtype": width(begun["tokenizer"]["vocab_size"]),
         "newlines": wish.newlines,
         "borders": begun["tokenizer"]["borders"],
         "split": sides.how,

@@ -1,4 +1,4 @@
-"""The folder that tokenised text is written into: what may be written where, and what an interruption leaves."""
+"""The folder that tokenized text is written into: what may be written where, and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tokenloom.data.pretokenized.shards import (
     PARTS,
     TOKENIZER,
     UNFINISHED,
-    Tokenised,
+    PretokenizedCorpus,
     is_marked,
     is_ours,
     self_hash,
 )
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import write_whole
+from tokenloom.tokenizers.base import write_text_atomic
 
 STDIN = ".standard-input.part"
 
-Extra = Callable[[Tokenised], dict[str, Any]]
+Extra = Callable[[PretokenizedCorpus], dict[str, Any]]
 """What else the manifest should keep, found out from the finished shards."""
 
 
-class Workplace:
+class OutputFolder:
     """The folder that is written."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Workplace:
             if folder.exists() and not folder.is_dir():
                 raise UserError(f"--out {folder}: is a file; give the name of a folder")
             if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder) and not self._only_ours():
-                raise UserError(f"--out {folder}: is there, and holds no tokenised text; give another name")
+                raise UserError(f"--out {folder}: is there, and holds no tokenized text; give another name")
             if (folder / MANIFEST).is_file() and not overwrite:
                 raise UserError(f"--out {folder}: is there already, and finished; --overwrite starts anew")
             folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,9 @@ class Workplace:
                 raise UserError(f"{path}: damaged; --overwrite starts anew") from None
             for name in new if "tokenizer" in before else ():
                 if old.get(name) != new[name]:
-                    what = "the text is another" if name == "text" else f"--{name} was {old.get(name)!r}"
+                    what = (
+                        "the text is another" if name == "text" else f"--{name.replace('_', '-')} was {old.get(name)!r}"
+                    )
                     raise UserError(f"--out {self.folder}: was begun otherwise ({what}); --overwrite starts anew")
             if "tokenizer" in before:
                 assert isinstance(before, dict)
@@ -101,20 +103,20 @@ class Workplace:
 
     def note(self, begun: dict[str, Any]) -> None:
         """Keep what must be known to go on."""
-        write_whole(self.folder / UNFINISHED, json.dumps(begun, indent=1) + "\n")
+        write_text_atomic(self.folder / UNFINISHED, json.dumps(begun, indent=1) + "\n")
 
-    def finish(self, content: dict[str, Any], extra: Extra) -> Tokenised:
+    def finish(self, content: dict[str, Any], extra: Extra) -> PretokenizedCorpus:
         """Write the manifest: now the folder is whole."""
-        content = {**content, **extra(Tokenised(self.folder, content))}
+        content = {**content, **extra(PretokenizedCorpus(self.folder, content))}
         content["sha256"] = self_hash(content)
         _sync(self.folder)
-        write_whole(self.folder / MANIFEST, json.dumps(content, indent=1) + "\n")
+        write_text_atomic(self.folder / MANIFEST, json.dumps(content, indent=1) + "\n")
         _sync(self.folder)
         shards = [shard for part in PARTS for shard in content["parts"][part]]
         # Records, and what an earlier work that was overwritten may have left.
         self._remove_shards(but={shard[what] for shard in shards for what in ("file", "starts")})
         (self.folder / UNFINISHED).unlink(missing_ok=True)
-        return Tokenised(self.folder, content)
+        return PretokenizedCorpus(self.folder, content)
 
     def sweep(self) -> None:
         """Remove what is half-written, and the folder if nothing came into it."""

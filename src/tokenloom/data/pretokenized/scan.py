@@ -1,4 +1,4 @@
-"""The first look at a large text: all that must be known of the whole before a part of it is tokenised.
+"""The first look at a large text: all that must be known of the whole before a part of it is tokenized.
 
 One pass: which files can be read, which characters there are, how long each document is, and a hash of each. From
 these follow the split, which is that of `splits.split` wherever that can be afforded, and a hash of all the text.
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokenloom.utils.names import counted, some
-from tokenloom.data.split import DEFAULT_FRACTION, ENOUGH_DOCUMENTS, whole_documents
 from tokenloom.data.pretokenized.streaming import Advance, Cut, Entry, Piece, StreamedText, none_left, pieces_of
+from tokenloom.data.split import DEFAULT_FRACTION, ENOUGH_DOCUMENTS, whole_documents
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, some
 
 MOST_CHOSEN = 200_000
 MOST_HELD = 10_000_000
@@ -63,7 +63,7 @@ def survey(text: StreamedText, advance: Advance = lambda n: None) -> Survey:
     Raises UserError for a single file that cannot be read, and when nothing is left.
     """
     found = Survey()
-    wanted = set(text.holdout) if isinstance(text.holdout, tuple) else set()
+    wanted = set(text.val_fraction) if isinstance(text.val_fraction, tuple) else set()
     whole = hashlib.sha256()
     remarks: dict[str, list[str]] = {}
     kept: list[Entry] = []
@@ -174,7 +174,7 @@ class Sides:
 def check_share(fraction: float | None) -> None:
     """Raise UserError for a share of the text that is none."""
     if fraction is not None and not 0 < fraction < 1:
-        raise UserError(f"--holdout {fraction}: must be above 0 and below 1")
+        raise UserError(f"--val-fraction {fraction}: must be above 0 and below 1")
 
 
 def choose_sides(text: StreamedText, found: Survey, fraction: float | None, seed: int = 0) -> Sides:
@@ -185,7 +185,7 @@ def choose_sides(text: StreamedText, found: Survey, fraction: float | None, seed
     """
     check_share(fraction)
     share = fraction if fraction is not None else min(DEFAULT_FRACTION, MOST_HELD / found.characters)
-    wish = text.holdout if fraction in (None, DEFAULT_FRACTION) else None
+    wish = text.val_fraction if fraction in (None, DEFAULT_FRACTION) else None
     distinct = found.documents - found.duplicates
     if isinstance(wish, tuple):
         held = {found.named[name] for name in wish if name in found.named}
@@ -213,7 +213,9 @@ def _by_documents(text: StreamedText, found: Survey, held: set[int], how: str) -
     total = counted(found.documents, "document")
     if not 0 < count < found.documents:
         empty = "training" if count else "validation"
-        raise UserError(f"{text.name}: holding out {count:,} of {total} leaves nothing for {empty}; --holdout decides")
+        raise UserError(
+            f"{text.name}: holding out {count:,} of {total} leaves nothing for {empty}; --val-fraction decides"
+        )
     characters = sum(size for size, one in zip(found.sizes, side, strict=True) if one)
     notes = []
     if found.duplicates:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tokenloom.data.pretokenized.shards import Shard, end_of, width
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import UNKNOWN, TextTokenizer, write_whole
+from tokenloom.tokenizers.base import UNKNOWN, TextTokenizer, write_text_atomic
 from tokenloom.tokenizers.text import load_tokenizer
 
 _TELL = 1 << 20
@@ -59,7 +59,7 @@ def make_shard(
     job: `name` of the shard, `lead` (whether it is the first of its part), `pieces` as lists of (bytes, whether a
     document begins, whether it ends), and `settings`, which the record keeps.
     """
-    writing = _Writing(folder / f"{job['name']}.ids", np.dtype(width(tokenizer.vocab)), tokenizer)
+    writing = _Writing(folder / f"{job['name']}.ids", np.dtype(width(tokenizer.vocab_size)), tokenizer)
     try:
         if job["lead"]:
             writing.border()
@@ -78,7 +78,7 @@ def make_shard(
     finally:
         writing.close()
     record = {**asdict(shard), "made": job["settings"]}
-    write_whole(record_of(folder, job["name"]), json.dumps(record, indent=1) + "\n")
+    write_text_atomic(record_of(folder, job["name"]), json.dumps(record, indent=1) + "\n")
     return shard
 
 

@@ -1,4 +1,4 @@
-"""Tokenised text in files: the manifest that describes them, and the ids as one run that is mapped, not read.
+"""Tokenized text in files: the manifest that describes them, and the ids as one run that is mapped, not read.
 
 A folder holds `manifest.json`, `tokenizer.json`, and for each part (training, validation) shards `training-00000.ids`:
 the ids one after the other, little-endian, two bytes each up to 65,536 different ids and four bytes above. Beside each
@@ -32,9 +32,9 @@ _OPEN = 64  # Shards that are mapped at a time.
 _HEAD = 1 << 10
 
 
-def width(vocab: int) -> str:
+def width(vocab_size: int) -> str:
     """The type of ids that so many different ones need, as numpy calls it: as narrow as goes."""
-    return "<u2" if vocab <= 1 << 16 else "<u4"
+    return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
 def file_hash(path: Path) -> str:
@@ -89,7 +89,7 @@ class Shard:
 
 
 _TEXTS = ("file", "sha256", "starts", "starts_sha256")
-_AGAIN = "tokenloom data tokenise makes it anew (with --overwrite)"
+_AGAIN = "tokenloom data tokenize makes it anew (with --overwrite)"
 
 
 def _hash_of(path: Path) -> str:
@@ -102,7 +102,7 @@ def _hash_of(path: Path) -> str:
 class ShardedIds:
     """The ids of one part as one run, through memory maps: only what is asked for is read.
 
-    A shard is held against its sha256 when it is first touched, so that nothing is learnt from an altered one.
+    A shard is held against its sha256 when it is first touched, so that nothing is learned from an altered one.
     """
 
     def __init__(self, folder: Path, shards: Sequence[Shard], dtype: str) -> None:
@@ -151,8 +151,8 @@ class ShardedIds:
 
 
 @dataclass(frozen=True)
-class Tokenised:
-    """A folder of tokenised text. `content` is the manifest."""
+class PretokenizedCorpus:
+    """A folder of tokenized text. `content` is the manifest."""
 
     folder: Path
     content: dict[str, Any]
@@ -170,11 +170,11 @@ class Tokenised:
         return ShardedIds(self.folder, self.shards(part), self.content["dtype"])
 
     def tokenizer(self) -> TextTokenizer:
-        """The tokeniser. Raises UserError when it is not the one that made the ids."""
+        """The tokenizer. Raises UserError when it is not the one that made the ids."""
         path = self.folder / TOKENIZER
         tokenizer = load_tokenizer(path)
         if tokenizer.fingerprint() != self.content["tokenizer"]["fingerprint"]:
-            raise UserError(f"{path}: not the tokeniser that made these ids; {_AGAIN}")
+            raise UserError(f"{path}: not the tokenizer that made these ids; {_AGAIN}")
         tokenizer.why, tokenizer.notes = self.content["tokenizer"]["why"], list(self.content["tokenizer"]["notes"])
         return tokenizer
 
@@ -199,7 +199,7 @@ class Tokenised:
 
 
 def is_marked(folder: Path, name: str) -> bool:
-    """Whether a file in a folder says that it is about tokenised text: another program's may have the same name."""
+    """Whether a file in a folder says that it is about tokenized text: another program's may have the same name."""
     try:
         with (folder / name).open("rb") as file:
             return json.dumps(KIND).encode() in file.read(_HEAD)
@@ -208,26 +208,26 @@ def is_marked(folder: Path, name: str) -> bool:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder holds tokenised text, finished or not, whole or not."""
+    """Whether a folder holds tokenized text, finished or not, whole or not."""
     return is_marked(folder, MANIFEST) or is_marked(folder, UNFINISHED) or (folder / f"{PARTS[0]}-00000.ids").is_file()
 
 
-def open_tokenised(given: str | Path) -> Tokenised | None:
-    """The tokenised text in a folder, or None where there is none.
+def open_pretokenized(given: str | Path) -> PretokenizedCorpus | None:
+    """The tokenized text in a folder, or None where there is none.
 
     Sizes are checked, contents only as they are read. Raises UserError when the manifest or a file is damaged, and for
-    a folder whose tokenisation was not finished.
+    a folder whose tokenization was not finished.
     """
     folder = Path(given)
     if not is_ours(folder):
         return None
     if not (folder / MANIFEST).is_file():
         raise UserError(
-            f"{folder}: its tokenisation was not finished; the same tokenloom data tokenise command goes on with it"
+            f"{folder}: its tokenization was not finished; the same tokenloom data tokenize command goes on with it"
         )
-    tokenised = Tokenised(folder, read_manifest(folder / MANIFEST))
-    tokenised.check(content=False)
-    return tokenised
+    tokenized = PretokenizedCorpus(folder, read_manifest(folder / MANIFEST))
+    tokenized.check(content=False)
+    return tokenized
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -248,5 +248,5 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def end_of(tokenizer: TextTokenizer) -> int | None:
-    """The id that stands between documents, where the tokeniser has one."""
+    """The id that stands between documents, where the tokenizer has one."""
     return tokenizer.specials.get(END)

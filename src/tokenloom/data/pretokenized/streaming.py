@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from tokenloom.data import registry as recipes
 from tokenloom.data.documents import Document, Holdout
-from tokenloom.utils.names import counted, some
 from tokenloom.data.tables import (
     json_column,
     json_documents,
@@ -43,6 +42,7 @@ from tokenloom.data.text import (
 )
 from tokenloom.data.unicode import Unreadable, check_encoding, check_newlines, decode, decode_blocks
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted, some
 
 BLOCK = 1 << 20
 LARGEST_JSON = 1 << 26
@@ -80,8 +80,8 @@ class StreamedText:
     entries: list[Entry]
     name: str
     documented: bool
-    licence: str | None = None
-    holdout: Holdout = None
+    license: str | None = None
+    val_fraction: Holdout = None
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     given: str = ""
@@ -116,7 +116,7 @@ def open_text(
     if isinstance(source, str) and given in recipes.names():
         data = read_text(given, encoding=encoding, newlines=how.newlines, column=column)
         kept: list[Entry] = [_Kept(data.name, data.documents)]
-        return StreamedText(kept, data.name, data.documented, data.licence, data.holdout, data.skipped, data.notes)
+        return StreamedText(kept, data.name, data.documented, data.license, data.val_fraction, data.skipped, data.notes)
     path = Path(given)
     try:
         mode = path.stat().st_mode
@@ -364,7 +364,7 @@ def _whole(blocks: Iterable[str], cut: Cut) -> Iterator[Piece]:
                 waiting, first, enough = waiting[place:], False, PIECE
             elif enough > LONGEST_UNCUT:
                 raise UserError(
-                    f"{enough:,} characters without white space cannot be cut for this tokeniser;"
+                    f"{enough:,} characters without white space cannot be cut for this tokenizer;"
                     " --tokenizer byte-bpe or characters can"
                 )
             else:

@@ -1,11 +1,11 @@
-"""A tokeniser for a text that is larger than memory: learnt from a bounded sample of the training part."""
+"""A tokenizer for a text that is larger than memory: learned from a bounded sample of the training part."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tokenloom.data.pretokenized.streaming import StreamedText
 from tokenloom.data.pretokenized.scan import TRAINING, Sides, Survey
+from tokenloom.data.pretokenized.streaming import StreamedText
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.text import MOST_CHARACTERS, choose_tokenizer, size_for
 
@@ -13,10 +13,10 @@ SAMPLE = 1 << 24
 STRETCH = 1 << 16
 
 
-def learn_tokenizer(
+def train_tokenizer(
     kind: str, size: int | None, specials: Sequence[str], text: StreamedText, found: Survey, sides: Sides
 ) -> TextTokenizer:
-    """The tokeniser that `choose_tokenizer` makes of the training part, of at most `SAMPLE` characters of it.
+    """The tokenizer that `choose_tokenizer` makes of the training part, of at most `SAMPLE` characters of it.
 
     Only which characters there are is taken from all of the text. A larger part is sampled in stretches of `STRETCH`
     characters at even distances; the size that suits it is still that for the whole part.
@@ -29,12 +29,12 @@ def learn_tokenizer(
         kind = "characters" if size is None and len(alphabet) <= MOST_CHARACTERS else "byte-bpe"
     if kind == "characters":
         tokenizer = choose_tokenizer([alphabet], kind, size, specials)
-        tokenizer.why = f"{tokenizer.vocab:,} ids, for all {len(alphabet):,} distinct characters of the text"
+        tokenizer.why = f"{tokenizer.vocab_size:,} ids, for all {len(alphabet):,} distinct characters of the text"
         return tokenizer
     if size is None and kind in ("bpe", "byte-bpe", "words"):
         size = size_for(found.bytes * total // found.characters) + (len(alphabet) if kind == "bpe" else 0)
     tokenizer = choose_tokenizer(_stretches(text, sides, total), kind, size, specials, [alphabet])
-    tokenizer.why = f"{tokenizer.vocab:,} ids, learnt from {SAMPLE:,} of the training part's {total:,} characters"
+    tokenizer.why = f"{tokenizer.vocab_size:,} ids, learned from {SAMPLE:,} of the training part's {total:,} characters"
     return tokenizer
 
 

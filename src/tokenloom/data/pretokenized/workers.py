@@ -33,7 +33,7 @@ class Job:
     settings: dict[str, Any]
 
 
-class Crew:
+class WorkerPool:
     """So many worker processes. At most one job more than they are waits, so that memory stays bounded.
 
     A process of this kind needs nothing of the program that starts it, and ends by itself when that is killed.
@@ -48,7 +48,7 @@ class Crew:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
         self._failed: BaseException | None = None
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""Dates written out in English, and the same in another language or in figures: endless, exact, and soon learnt."""
+"""Dates written out in English, and the same in another language or in figures: endless, exact, and soon learned."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _recipe(name: str, locale: str | None, target: str) -> Recipe:
     return Recipe(
         name=name,
         what=f"6,000 dates in English and {target}, such as {_EXAMPLES[name]}",
-        licence="Unicode-3.0 (CLDR, by Babel, BSD-3-Clause)",
+        license="Unicode-3.0 (CLDR, by Babel, BSD-3-Clause)",
         loader=_loader(locale),
         holds=PairData,
     )

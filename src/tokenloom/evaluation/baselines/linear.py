@@ -57,7 +57,7 @@ def _words(text: str) -> list[str]:
 
 
 def logistic_regression(X: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """W (words, classes) and b (classes,) that minimise Σ cross-entropy + |W|² / 2C, by L-BFGS.
+    """W (words, classes) and b (classes,) that minimize Σ cross-entropy + |W|² / 2C, by L-BFGS.
 
     X: (texts, words), sparse; y: (texts,) int64.
     """

@@ -1,4 +1,4 @@
-"""A counting model that fills in a token from its two neighbours: what an encoder has to beat."""
+"""A counting model that fills in a token from its two neighbors: what an encoder has to beat."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ MOST_PAIRS = 4096
 PRIOR = 5.0
 
 
-class Neighbours:
+class Neighbors:
     """p(x | left, right) ∝ p(x | left) · p(right | x), from counts of pairs smoothed by the unigram.
 
-    p(b | a) = (n(a, b) + 5 p(b)) / (n(a) + 5), p(b) = (n(b) + 1) / (n + vocab). A neighbour that is not known says
+    p(b | a) = (n(a, b) + 5 p(b)) / (n(a) + 5), p(b) = (n(b) + 1) / (n + vocab). A neighbor that is not known says
     nothing. Above 4,096 ids the unigram alone decides.
     """
 
     def __init__(self, unigram: NDArray[np.float32], pairs: NDArray[np.float32] | None) -> None:
         self._unigram, self._pairs = unigram, pairs
-        self.name = "the unigram" if pairs is None else "what both neighbours say"
+        self.name = "the unigram" if pairs is None else "what both neighbors say"
 
     @classmethod
-    def fit(cls, documents: Sequence[NDArray[Any]], vocab: int) -> Neighbours:
+    def fit(cls, documents: Sequence[NDArray[Any]], vocab_size: int) -> Neighbors:
         """Count documents of ids."""
-        counts = np.bincount(np.concatenate(documents), minlength=vocab).astype(np.float64)
-        unigram = (counts + 1) / (counts.sum() + vocab)
-        if vocab > MOST_PAIRS:
+        counts = np.bincount(np.concatenate(documents), minlength=vocab_size).astype(np.float64)
+        unigram = (counts + 1) / (counts.sum() + vocab_size)
+        if vocab_size > MOST_PAIRS:
             return cls(np.log(unigram).astype(np.float32), None)
-        joint = np.zeros(vocab * vocab, np.float32)
+        joint = np.zeros(vocab_size * vocab_size, np.float32)
         for document in documents:
-            keys, found = np.unique(document[:-1].astype(np.int64) * vocab + document[1:], return_counts=True)
+            keys, found = np.unique(document[:-1].astype(np.int64) * vocab_size + document[1:], return_counts=True)
             joint[keys] += found
-        pairs = joint.reshape(vocab, vocab)
+        pairs = joint.reshape(vocab_size, vocab_size)
         total = pairs.sum(1, keepdims=True)
         pairs += PRIOR * unigram.astype(np.float32)
         pairs /= total + PRIOR
@@ -51,5 +51,5 @@ class Neighbours:
             known = right >= 0
             scores[known] += self._pairs[:, right[known]].T
         top = scores.max(1, keepdims=True)
-        normalised: NDArray[np.float64] = scores - top - np.log(np.exp(scores - top).sum(1, keepdims=True))
-        return normalised
+        normalized: NDArray[np.float64] = scores - top - np.log(np.exp(scores - top).sum(1, keepdims=True))
+        return normalized

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import avg_pool2d
 
-# More pictures than this would take the kernel minutes: so many are learnt from, taken evenly. Likewise values of a
-# picture: pixels of larger ones than 32 × 32 in colour are averaged over blocks.
+# More pictures than this would take the kernel minutes: so many are learned from, taken evenly. Likewise values of a
+# picture: pixels of larger ones than 32 × 32 in color are averaged over blocks.
 MOST, MOST_VALUES = 5_000, 32 * 32 * 3
 # What was found for pictures that were asked about before: an experiment over sizes of a model asks again and again.
 Found = tuple[float, float, float] | None

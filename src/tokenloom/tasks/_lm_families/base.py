@@ -16,13 +16,13 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.parts import device_of
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
-from tokenloom.training.losses import Term, cross_entropy_term
+from tokenloom.training.losses import LossTerm, cross_entropy_term
 
 CHUNK = 1024
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedSizes:
     """The sizes of a model: what `build` needs, and the settings that were derived on the way. note: what to say."""
 
     config: dict[str, Any]
@@ -30,7 +30,7 @@ class Settled:
     note: str = ""
 
 
-class Kind(ABC):
+class ModelFamily(ABC):
     """A family of models that predict the next token.
 
     models: by name, a line on each. takes: the settings that have an effect on it, beside those of all families.
@@ -47,7 +47,7 @@ class Kind(ABC):
         """Raise UserError for settings that cannot be, before any data are read."""
 
     @abstractmethod
-    def settle(self, settings: TextGenerationSettings, tokens: int, vocab: int) -> Settled:
+    def settle(self, settings: TextGenerationSettings, tokens: int, vocab_size: int) -> ResolvedSizes:
         """Decide every size that was not given, from the settings and the amount of text."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Kind(ABC):
         """The longest window that the model can read, or None where there is no limit."""
         return None
 
-    def term(self, model: nn.Module, batch: Batch) -> Term:
+    def term(self, model: nn.Module, batch: Batch) -> LossTerm:
         """The loss of the next token."""
         return cross_entropy_term(model(batch), batch.targets["loss"])
 

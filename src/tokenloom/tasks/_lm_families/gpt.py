@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tokenloom.errors import UserError
-from tokenloom.models.gpt import GPT, STYLES, GPTConfig
+from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
 from tokenloom.settings import nearest
-from tokenloom.tasks._sizes import dial
-from tokenloom.tasks._lm_families.base import Kind, Settled, fitted_context, sliding
+from tokenloom.tasks._lm_families.base import ModelFamily, ResolvedSizes, fitted_context, sliding
+from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 
 # The textbook's own training.
 CHAPTER_RECIPE: dict[str, Any] = {
     "optimizer": "adamw",
-    "rate": 6e-3,
+    "lr": 6e-3,
     "weight_decay": 0.01,
     "decay": "all",
     "beta2": 0.999,
@@ -30,7 +30,7 @@ CHAPTER_RECIPE: dict[str, Any] = {
 }
 
 
-class GPTKind(Kind):
+class GPTFamily(ModelFamily):
     """A decoder-only transformer."""
 
     models: ClassVar = {
@@ -41,30 +41,30 @@ class GPTKind(Kind):
 
     def check(self, settings: TextGenerationSettings) -> None:
         s = settings
-        if s.style not in STYLES:
-            raise UserError(f"--style {s.style}: no such style{nearest(s.style, STYLES)}")
+        if s.style not in PRESETS:
+            raise UserError(f"--style {s.style}: no such style{nearest(s.style, PRESETS)}")
         if s.style == "chapter" and s.window is not None:
             raise UserError(f"--window {s.window}: needs relative positions, which --style chapter does not have")
-        dial(s.size)
+        size_preset(s.size)
 
-    def settle(self, settings: TextGenerationSettings, tokens: int, vocab: int) -> Settled:
-        s, size = settings, dial(settings.size)
+    def settle(self, settings: TextGenerationSettings, tokens: int, vocab_size: int) -> ResolvedSizes:
+        s, size = settings, size_preset(settings.size)
         chosen = {name: getattr(s, name) or value for name, value in size.sizes.items()}
         chosen["context"], note = fitted_context(s, chosen["context"], tokens)
         if chosen["width"] % chosen["heads"]:
             raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
         dropout = size.dropout if s.dropout is None else s.dropout
-        config = STYLES[s.style](vocab, *(chosen[k] for k in ("context", "width", "depth", "heads"))).as_dict()
+        config = PRESETS[s.style](vocab_size, *(chosen[k] for k in ("context", "width", "depth", "heads"))).as_dict()
         config["dropout"] = 0.0 if s.style == "chapter" and s.dropout is None else dropout
         config |= {"kv_heads": s.kv_heads, "window": s.window}
         _try(config)
-        return Settled(config, {**chosen, "dropout": config["dropout"]}, note)
+        return ResolvedSizes(config, {**chosen, "dropout": config["dropout"]}, note)
 
     def build(self, config: dict[str, Any], seed: int) -> GPT:
         return GPT(GPTConfig(**config), seed)
 
     def recipe(self, settings: TextGenerationSettings) -> dict[str, Any]:
-        return CHAPTER_RECIPE if settings.style == "chapter" else dial(settings.size).recipe
+        return CHAPTER_RECIPE if settings.style == "chapter" else size_preset(settings.size).recipe
 
     def largest(self, config: dict[str, Any]) -> int | None:
         return None if config["window"] is not None else int(config["context"])
@@ -77,7 +77,7 @@ class GPTKind(Kind):
 
 def _try(config: dict[str, Any]) -> None:
     """Sizes that do not go together are the user's mistake: say so before any work."""
-    small = {"depth": 1, "vocab": 1, "context": 1}
+    small = {"depth": 1, "vocab_size": 1, "context": 1}
     if config["width"] % (2 * config["heads"]) == 0:
         # However large the model is to be, so that one too large for this machine can be planned.
         small["width"] = 2 * config["heads"]

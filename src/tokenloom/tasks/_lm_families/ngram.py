@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.models.ngram_lm import NgramModel
 from tokenloom.models.ngram import Ngram, jelinek_mercer
+from tokenloom.models.ngram_lm import NgramModel
 from tokenloom.models.ngram_smoothing import Additive, KneserNey, Smoothing
-from tokenloom.tasks._sizes import dial
-from tokenloom.tasks._lm_families.base import Kind, Settled, fitted_context
+from tokenloom.tasks._lm_families.base import ModelFamily, ResolvedSizes, fitted_context
+from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
-from tokenloom.training.losses import Term
+from tokenloom.training.losses import LossTerm
 
 ORDERS = {"unigram": 1, "bigram": 2, "ngram": 6}
 # Keys are (number of a context) · vocab + token, in 64 bits.
 LARGEST_KEY = 2**63 - 1
 
 
-class CountingKind(Kind):
+class NgramFamily(ModelFamily):
     """N-grams, smoothed."""
 
     models: ClassVar = {
@@ -47,9 +47,9 @@ class CountingKind(Kind):
         if s.alpha is not None and _smoothing(s) != "add":
             raise UserError(f"--alpha has no effect with --smoothing {_smoothing(s)}: leave it out, or take add")
 
-    def settle(self, settings: TextGenerationSettings, tokens: int, vocab: int) -> Settled:
+    def settle(self, settings: TextGenerationSettings, tokens: int, vocab_size: int) -> ResolvedSizes:
         s = settings
-        context, note = fitted_context(s, s.context or dial("small").sizes["context"], tokens)
+        context, note = fitted_context(s, s.context or size_preset("small").sizes["context"], tokens)
         smoothing = _smoothing(s)
         chosen: dict[str, Any] = {"smoothing": smoothing, "context": context}
         if smoothing == "add":
@@ -57,32 +57,34 @@ class CountingKind(Kind):
         order = s.order or ORDERS[s.model]
         if s.model == "ngram":
             chosen["order"] = order
-        return Settled({"vocab": vocab, **chosen, "order": order}, chosen, note)
+        return ResolvedSizes({"vocab_size": vocab_size, **chosen, "order": order}, chosen, note)
 
     def build(self, config: dict[str, Any], seed: int) -> NgramModel:
         if "sizes" not in config:
             raise UserError("the sizes of an n-gram model are known once it is counted")
         interpolated = config["smoothing"] != "add"
-        return NgramModel(config["vocab"], config["sizes"], interpolated=interpolated, border=config["border"])
+        return NgramModel(config["vocab_size"], config["sizes"], interpolated=interpolated, border=config["border"])
 
     def count(self, config: dict[str, Any], ids: NDArray[Any], border: int | None) -> NgramModel:
-        if len(ids) * config["vocab"] > LARGEST_KEY:
-            raise UserError(f"--vocab {config['vocab']:,}: too many different ids for a text of {len(ids):,} tokens")
-        way, vocab, order = config["smoothing"], config["vocab"], config["order"]
+        if len(ids) * config["vocab_size"] > LARGEST_KEY:
+            raise UserError(
+                f"--vocab-size {config['vocab_size']:,}: too many different ids for a text of {len(ids):,} tokens"
+            )
+        way, vocab_size, order = config["smoothing"], config["vocab_size"], config["order"]
         smoothing: Smoothing = KneserNey(modified=way == "modified-kneser-ney")
         if way == "add":
             smoothing = Additive(config["alpha"])
         elif way == "interpolated":
-            smoothing = jelinek_mercer([ids], vocab, order, border)
-        model = NgramModel.of(Ngram.fit([ids], vocab, order, smoothing, border=border))
+            smoothing = jelinek_mercer([ids], vocab_size, order, border)
+        model = NgramModel.of(Ngram.fit([ids], vocab_size, order, smoothing, border=border))
         config |= {"sizes": [len(level.keys) for level in model.ngram.levels], "border": border}
         return model
 
-    def term(self, model: nn.Module, batch: Batch) -> Term:
+    def term(self, model: nn.Module, batch: Batch) -> LossTerm:
         """Without the table of all tokens that are not asked for."""
         assert isinstance(model, NgramModel)
         targets = batch.targets["loss"]
-        return Term(-model.log_probs(batch, targets).sum(1), (targets != IGNORE).sum(1))
+        return LossTerm(-model.log_probs(batch, targets).sum(1), (targets != IGNORE).sum(1))
 
     def running(self, model: nn.Module, ids: NDArray[np.int64]) -> Tensor:
         assert isinstance(model, NgramModel)

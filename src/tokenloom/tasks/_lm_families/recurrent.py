@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from tokenloom.models.recurrent import RecurrentConfig, RecurrentLM
-from tokenloom.tasks._sizes import dial
-from tokenloom.tasks._lm_families.base import Kind, Settled, fitted_context
+from tokenloom.tasks._lm_families.base import ModelFamily, ResolvedSizes, fitted_context
+from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 
 # Layers, width and context for each position of the dial.
@@ -19,10 +19,10 @@ SIZES = {
 }
 DROPOUT = {"medium": 0.1, "large": 0.3}
 # Far above those of transformers; the Elman cell is steep, and wants smaller steps.
-RATES = {"rnn": 8e-3, "lstm": 2e-2, "gru": 1.5e-2}
+LEARNING_RATES = {"rnn": 8e-3, "lstm": 2e-2, "gru": 1.5e-2}
 
 
-class RecurrentKind(Kind):
+class RecurrentFamily(ModelFamily):
     """Elman network, LSTM and GRU."""
 
     models: ClassVar = {
@@ -34,9 +34,9 @@ class RecurrentKind(Kind):
     shown: ClassVar = ("context", "carry", "width", "depth", "dropout")
 
     def check(self, settings: TextGenerationSettings) -> None:
-        dial(settings.size)
+        size_preset(settings.size)
 
-    def settle(self, settings: TextGenerationSettings, tokens: int, vocab: int) -> Settled:
+    def settle(self, settings: TextGenerationSettings, tokens: int, vocab_size: int) -> ResolvedSizes:
         s = settings
         depth, width, wanted = SIZES[s.size]
         context, note = fitted_context(s, s.context or wanted, tokens)
@@ -49,9 +49,9 @@ class RecurrentKind(Kind):
             "dropout": DROPOUT.get(s.size, 0.0) if s.dropout is None else s.dropout,
         }
         # Few ids need no embedding: the first layer's map looks up a row for each.
-        embedding = None if vocab <= chosen["width"] else chosen["width"]
-        config = RecurrentConfig(cell=s.model, vocab=vocab, embedding=embedding, **chosen)
-        return Settled(config.as_dict(), chosen, note)
+        embedding = None if vocab_size <= chosen["width"] else chosen["width"]
+        config = RecurrentConfig(cell=s.model, vocab_size=vocab_size, embedding=embedding, **chosen)
+        return ResolvedSizes(config.as_dict(), chosen, note)
 
     def build(self, config: dict[str, Any], seed: int) -> RecurrentLM:
         return RecurrentLM(RecurrentConfig(**config), seed)
@@ -59,13 +59,13 @@ class RecurrentKind(Kind):
     def recipe(self, settings: TextGenerationSettings) -> dict[str, Any]:
         return {
             "optimizer": "adamw",
-            "rate": RATES[settings.model],
+            "lr": LEARNING_RATES[settings.model],
             "batch": 32,
             "weight_decay": 0.0,
             "beta2": 0.99,
             "clip": 1.0,
             "warmup": 20,
-            "decay_share": 1.0,
+            "decay_fraction": 1.0,
             "minutes": 5.0,
         }
 

@@ -5,21 +5,21 @@ import math
 import pytest
 import torch
 
-from tokenloom.nn.vector_quantizer import Codebook, kmeans, move_all, nearest, perplexity
+from tokenloom.nn.vector_quantizer import VectorQuantizer, kmeans, nearest, perplexity, update_ema
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_two_heaps_have_their_means_as_centres() -> None:
+def test_two_heaps_have_their_means_as_centers() -> None:
     points = torch.tensor([[0.0], [0.0], [1.0], [10.0], [11.0], [11.0]])
-    centres = kmeans(points, 2, generator()).sort(0).values
-    assert torch.allclose(centres, torch.tensor([[1 / 3], [32 / 3]]))
-    index, distances = nearest(points, centres)
+    centers = kmeans(points, 2, generator()).sort(0).values
+    assert torch.allclose(centers, torch.tensor([[1 / 3], [32 / 3]]))
+    index, distances = nearest(points, centers)
     assert index.tolist() == [0, 0, 0, 1, 1, 1]
     assert float(distances.sum()) == pytest.approx(6 * (1 / 9) + 2 * (1 / 9) * 3, rel=1e-5)
-    assert torch.equal(kmeans(points, 2, generator()).sort(0).values, centres), "the seed alone decides"
+    assert torch.equal(kmeans(points, 2, generator()).sort(0).values, centers), "the seed alone decides"
 
 
 def test_as_tight_as_another_implementation() -> None:
@@ -30,24 +30,24 @@ def test_as_tight_as_another_implementation() -> None:
     assert ours <= 1.05 * theirs
 
 
-def test_no_more_centres_than_points() -> None:
-    with pytest.raises(ValueError, match="3 centres of 2 different points"):
+def test_no_more_centers_than_points() -> None:
+    with pytest.raises(ValueError, match="3 centers of 2 different points"):
         kmeans(torch.tensor([[0.0], [0.0], [1.0]]), 3, generator())
 
 
-def codebook(decay: float = 0.5, dead: float = 0.0) -> Codebook:
-    book = Codebook(2, 1, decay=decay, dead=dead)
+def codebook(decay: float = 0.5, dead: float = 0.0) -> VectorQuantizer:
+    book = VectorQuantizer(2, 1, decay=decay, dead=dead)
     book.begin(torch.tensor([[0.0], [10.0]]))
     return book
 
 
 def test_a_step_moves_codes_as_worked_by_hand() -> None:
     book = codebook()
-    quantised = book(torch.tensor([[0.0], [2.0], [10.0]]))
-    assert quantised.codes.tolist() == [0, 0, 1]
-    assert quantised.vectors.flatten().tolist() == [0, 0, 10]
-    assert quantised.commitment.tolist() == [0, 4, 0]
-    move_all(book, lambda sums: None)
+    quantized = book(torch.tensor([[0.0], [2.0], [10.0]]))
+    assert quantized.codes.tolist() == [0, 0, 1]
+    assert quantized.vectors.flatten().tolist() == [0, 0, 10]
+    assert quantized.commitment.tolist() == [0, 4, 0]
+    update_ema(book, lambda sums: None)
     # N = (1 + 2) / 2 and (1 + 1) / 2, m = (0 + 2) / 2 and (10 + 10) / 2, E = (0 + 4) / 2 and 0.
     assert book.sizes.tolist() == [1.5, 1.0]
     assert book.sums.flatten().tolist() == [1.0, 10.0]
@@ -60,8 +60,8 @@ def test_a_step_moves_codes_as_worked_by_hand() -> None:
 def test_the_gradient_goes_straight_through_and_the_commitment_pulls() -> None:
     book = codebook()
     X = torch.tensor([[2.0], [9.0]], requires_grad=True)
-    quantised = book(X)
-    (3 * quantised.vectors.sum()).backward()
+    quantized = book(X)
+    (3 * quantized.vectors.sum()).backward()
     assert X.grad is not None
     assert X.grad.flatten().tolist() == [3, 3]
     X.grad = None
@@ -91,7 +91,7 @@ def test_a_step_in_parts_is_the_step_as_a_whole() -> None:
 
 
 def test_a_dead_code_shares_the_cell_with_the_largest_error() -> None:
-    book = Codebook(3, 2, decay=0.5, dead=0.3)
+    book = VectorQuantizer(3, 2, decay=0.5, dead=0.3)
     book.begin(torch.tensor([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0]]))
     X = torch.tensor([[-3.0, 0.0], [3.0, 0.0], [100.0, 1.0], [100.0, 0.0]]).repeat(10, 1)
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_a_dead_code_shares_the_cell_with_the_largest_error() -> None:
     assert float((book.vectors[2] - torch.tensor([0.0, 0.0])).norm()) < 12
     assert bool((book.sizes > 3).all())
     assert set(book(X).codes.tolist()) == {0, 1, 2}
-    again = Codebook(3, 2, decay=0.5, dead=0.3)
+    again = VectorQuantizer(3, 2, decay=0.5, dead=0.3)
     again.begin(torch.tensor([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0]]))
     for _ in range(3):
         again(X)

@@ -5,17 +5,17 @@ import pytest
 from needs import lacking
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.labeled import LabelColumns, LabelledData, looks_labelled, read_column, read_labelled
+from tokenloom.data.labeled import LabelColumns, LabeledData, looks_labeled, read_column, read_labeled
 from tokenloom.errors import UserError
 
 
-def read(folder: Path, name: str, content: str | bytes, **columns: str | bool) -> LabelledData:
+def read(folder: Path, name: str, content: str | bytes, **columns: str | bool) -> LabeledData:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_labelled(str(path), columns=LabelColumns(**columns))  # type: ignore[arg-type]
+    return read_labeled(str(path), columns=LabelColumns(**columns))  # type: ignore[arg-type]
 
 
-def pairs(data: LabelledData) -> list[tuple[str, str, str]]:
+def pairs(data: LabeledData) -> list[tuple[str, str, str]]:
     return [(item.id.rpartition(":")[2], item.text, item.label) for item in data.items]
 
 
@@ -109,7 +109,7 @@ def test_other_encodings_and_gzip(tmp_path: Path) -> None:
     raw = "text,label\nFluß,de\nrivière,fr\n".encode("latin-1")
     path = tmp_path / "a.csv"
     path.write_bytes(raw)
-    assert [item.text for item in read_labelled(str(path), encoding="latin-1").items] == ["Fluß", "rivière"]
+    assert [item.text for item in read_labeled(str(path), encoding="latin-1").items] == ["Fluß", "rivière"]
     assert "byte offset 14" in refusal(tmp_path, "b.csv", raw)
     zipped = read(tmp_path, "c.csv.gz", gzip.compress(b"text,label\na,x\nb,y\n"))
     assert zipped.classes == ["x", "y"]
@@ -153,7 +153,7 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     (tmp_path / "set/void").mkdir()
-    data = read_labelled(str(tmp_path / "set"))
+    data = read_labeled(str(tmp_path / "set"))
     assert [(item.id, item.text, item.label) for item in data.items] == [
         ("bad/a.csv:2", "ugh", "bad"),
         ("bad/a.csv:3", "bah", "bad"),
@@ -166,10 +166,10 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat/a.txt").write_text("x", "utf-8")
     with pytest.raises(UserError, match="no folder in it holds text"):
-        read_labelled(str(tmp_path / "flat"))
+        read_labeled(str(tmp_path / "flat"))
 
 
-def test_what_looks_labelled(tmp_path: Path) -> None:
+def test_what_looks_labeled(tmp_path: Path) -> None:
     for name, content, looks in [
         ("a.csv", "id,Text,Label\n1,a,b\n", True),
         ("b.csv", "source,target\na,b\n", False),
@@ -178,21 +178,21 @@ def test_what_looks_labelled(tmp_path: Path) -> None:
         ("e.txt", "text,label\na,b\n", False),
     ]:
         (tmp_path / name).write_text(content, "utf-8")
-        assert (looks_labelled(str(tmp_path / name)) is not None) is looks, name
-    assert looks_labelled("sms-spam")
-    assert looks_labelled("python-docs") is None
+        assert (looks_labeled(str(tmp_path / name)) is not None) is looks, name
+    assert looks_labeled("sms-spam")
+    assert looks_labeled("python-docs") is None
 
 
-def test_texts_to_be_labelled(tmp_path: Path) -> None:
+def test_texts_to_be_labeled(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n", "utf-8")
     (tmp_path / "a.csv").write_text("n,review\n1,one\n2,two\n", "utf-8")
     assert read_column(str(tmp_path / "a.txt"), column=None) == ["one", "two"]
     assert read_column(str(tmp_path / "a.csv"), column="review") == ["one", "two"]
 
 
-def builtin(name: str) -> LabelledData:
+def builtin(name: str) -> LabeledData:
     try:
-        return read_labelled(name)
+        return read_labeled(name)
     except UserError as error:
         lacking(str(error))
 
@@ -219,6 +219,6 @@ def test_the_genres_hold_out_a_play_of_each() -> None:
     data = builtin("shakespeare-genre")
     assert len(data.classes) == 6
     assert all(len(item.text) >= 80 for item in data.items)
-    assert isinstance(data.holdout, tuple)
-    assert {play.split("/")[0] for play in data.holdout} == set(data.classes)
-    assert set(data.holdout) <= {item.group for item in data.items}
+    assert isinstance(data.val_fraction, tuple)
+    assert {play.split("/")[0] for play in data.val_fraction} == set(data.classes)
+    assert set(data.val_fraction) <= {item.group for item in data.items}

@@ -1,6 +1,6 @@
-"""Byte-pair encoding: how fast it is learnt and how fast a text is encoded, on one core.
+"""Byte-pair encoding: how fast it is learned and how fast a text is encoded, on one core.
 
-Reference 2.2's rule: 200 merges learnt on the first 100,000 characters. Encoding is of the whole text, by a tokeniser
+Reference 2.2's rule: 200 merges learned on the first 100,000 characters. Encoding is of the whole text, by a tokenizer
 that has met none of it; and, apart, by one that has. Plain Python goes in two ways: chunk by chunk, each merged by
 itself, and merge after merge over the whole text, which takes so long that both sides are given a part of it.
 """
@@ -25,9 +25,9 @@ def package_encoder(tokenizer: BPE) -> Any:
     from tokenizers.models import BPE as Engine
     from tokenizers.pre_tokenizers import Split
 
-    names = [tokenizer.decode([i]) for i in range(tokenizer.vocab)]
+    names = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
     merges = [(names[a], names[b]) for a, b in tokenizer.merges]
-    engine = Tokenizer(Engine(vocab={name: i for i, name in enumerate(names)}, merges=merges))
+    engine = Tokenizer(Engine(vocab_size={name: i for i, name in enumerate(names)}, merges=merges))
     engine.pre_tokenizer = Split(Regex(plain_bpe.CHUNKS.pattern), "isolated")
     return engine
 
@@ -55,11 +55,11 @@ def measure(setting: Setting) -> list[Row]:
     def learn() -> BPE:
         return BPE.train(sample, merges=few, alphabet=alphabet)
 
-    learnt = plain_bpe.train(Counter(chunks).items(), few)
+    learned = plain_bpe.train(Counter(chunks).items(), few)
     names = [learn().decode([len(alphabet) + i]) for i in range(few)]
-    assert names == [a + b for a, b in learnt], "the two learn different merges"
+    assert names == [a + b for a, b in learned], "the two learn different merges"
 
-    what = f"{few} merges learnt on {SAMPLE:,} characters"
+    what = f"{few} merges learned on {SAMPLE:,} characters"
     goal = at_least(50)
     ours = timed(learn, 10)
     rows = [
@@ -82,7 +82,7 @@ def measure(setting: Setting) -> list[Row]:
     size = len(alphabet) + MANY
     rows.append(
         compare(
-            f"{MANY:,} merges learnt on {len(text):,} characters",
+            f"{MANY:,} merges learned on {len(text):,} characters",
             timed(lambda: BPE.train(text, merges=MANY, alphabet=alphabet)),
             "tokenizers alone",
             timed(lambda: package_training(text, size, alphabet)),
@@ -96,7 +96,7 @@ def plainly(work: Runner) -> Runner:
     """The same work without native code."""
 
     def run() -> float:
-        with loader.switched_off():
+        with loader.disabled():
             return work()
 
     return run
@@ -119,7 +119,7 @@ def encoding(setting: Setting, text: str, tokenizer: BPE, *, plain: bool = True)
     cold, warm = timed(fresh), timed(lambda: known.encode(text))
     rows = []
     if plain:
-        names = [known.decode([i]) for i in range(known.vocab)]
+        names = [known.decode([i]) for i in range(known.vocab_size)]
         peer = plain_bpe.PlainEncoder(characters, [(names[a], names[b]) for a, b in content])
         assert peer.encode(text) == expected, "plain Python gives other ids"
         goal = at_least(50)
@@ -138,7 +138,7 @@ def encoding(setting: Setting, text: str, tokenizer: BPE, *, plain: bool = True)
                 goal=goal,
             )
         )
-        with loader.switched_off():
+        with loader.disabled():
             assert fresh().tolist() == expected, "encoding without native code gives other ids"
         rows.append(
             compare(

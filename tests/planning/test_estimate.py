@@ -14,13 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from tokenloom.models.gpt import GPT, STYLES
-from tokenloom.models.vqvae import ImageCodes, ImageCodesConfig
-from tokenloom.models.image_gpt import ImageDecoder, ImageDecoderConfig
+from tokenloom.models.gpt import GPT, PRESETS
+from tokenloom.models.image_gpt import ImageGPT, ImageGPTConfig
 from tokenloom.models.vision import VisionConfig, VisionTransformer
+from tokenloom.models.vqvae import VQVAE, VQVAEConfig
 from tokenloom.nn import attention
 from tokenloom.planning import estimate
-from tokenloom.training.checkpoints import Checkpoints
 from tokenloom.planning.estimate import (
     evaluations,
     flops_per_token,
@@ -30,16 +29,17 @@ from tokenloom.planning.estimate import (
     seconds_per_save,
     seconds_per_step,
 )
+from tokenloom.training.checkpoints import Checkpoints
 from tokenloom.training.loop import Trainer
-from tokenloom.training.losses import Terms
+from tokenloom.training.losses import LossTerms
 from tokenloom.training.optimizers import state_tensors
-from tokenloom.training.settings import GENERAL_RECIPE, MachineSettings, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, MachineSettings, TrainingSettings
 
 LAYERS, WIDTH, TOKENS = 2, 32, 24
 
 
 def model_of(style: str) -> GPT:
-    model = GPT(STYLES[style](11, TOKENS, WIDTH, LAYERS, 4))
+    model = GPT(PRESETS[style](11, TOKENS, WIDTH, LAYERS, 4))
     with torch.no_grad():  # maps that start at zero would save the counter nothing, but be on the safe side
         for p in model.parameters():
             p.add_(0.01)
@@ -95,7 +95,7 @@ def test_convolutions_are_counted_at_their_places(sides: tuple[int, int]) -> Non
     """Forward a third of the whole, exactly what torch counts, where sides are no powers of two as well."""
     H, W = sides
     cnn = ConvolutionalNetwork(ConvolutionalConfig((3, H, W), 5, width=8, depth=2))
-    codes = ImageCodes(ImageCodesConfig(H, W, 3, factor=4, codes=6, features=16, depth=4))
+    codes = VQVAE(VQVAEConfig(H, W, 3, factor=4, codes=6, features=16, depth=4))
     for model, name in ((cnn, "image"), (codes, "picture")):
         counter = FlopCounterMode(display=False)
         with torch.no_grad(), counter:
@@ -103,7 +103,7 @@ def test_convolutions_are_counted_at_their_places(sides: tuple[int, int]) -> Non
         found = counter.get_total_flops()
         if model is codes:
             rows, columns = codes.config.grid
-            found -= 2 * 2 * 4 * 6 * rows * columns  # The nearest of 6 vectors of 4 features: no learnt map.
+            found -= 2 * 2 * 4 * 6 * rows * columns  # The nearest of 6 vectors of 4 features: no learned map.
         assert 2 * H * W * flops_per_token(model, H * W) / 3 == pytest.approx(found, rel=1e-4)
 
 
@@ -118,12 +118,12 @@ def test_of_an_encoder_decoder_the_decoders_own_attention_alone_is_halved() -> N
     model = EncoderDecoder(EncoderDecoderConfig(11, 7, TOKENS, TOKENS, WIDTH, 1, 4))
     expected = 6 * (28 * WIDTH**2 + 7 * WIDTH) + (12 + 6 + 12) * WIDTH * TOKENS
     assert flops_per_token(model, TOKENS) == expected
-    painter = ImageDecoder(ImageDecoderConfig(11, 4, 6, width=WIDTH, depth=1, heads=4))
+    painter = ImageGPT(ImageGPTConfig(11, 4, 6, width=WIDTH, depth=1, heads=4))
     assert flops_per_token(painter, TOKENS) == 6 * (12 * WIDTH**2 + 11 * WIDTH) + 6 * WIDTH * TOKENS
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_weights_gradients_and_optimiser_take_what_was_foretold(kind: str) -> None:
+def test_weights_gradients_and_optimizer_take_what_was_foretold(kind: str) -> None:
     """Exactly, but for AdamW's step counters, which are left out: 4 bytes a parameter tensor."""
     settings = tiny_settings(kind)
     model = model_of("chapter")
@@ -204,7 +204,7 @@ def planned(
 ) -> estimate.Plan:
     """A plan on a machine of known speed."""
     monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: seconds)
-    given, _ = TrainingSettings(machine=MachineSettings(threads=1), **settings).filled(GENERAL_RECIPE)
+    given, _ = TrainingSettings(machine=MachineSettings(threads=1), **settings).filled(DEFAULT_RECIPE)
     batches = batches_of(tiny_settings(accumulate=2))
     derived: dict[str, object] = {"size": "small"}
     return make_plan(NextToken(), model_of("modern"), given, batches, batches.steps_per_epoch, derived, cost, folder)
@@ -234,7 +234,7 @@ def test_evaluations_take_little_of_the_time(steps: int, cost: float, times: int
 def test_minutes_count_the_evaluations_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs 40 steps of a quarter of a second: ten seconds of two minutes."""
     plan = planned(monkeypatch, minutes=2.0, cost=40.0)
-    every = plan.settings.evaluate_every
+    every = plan.settings.eval_every
     assert every is not None
     times = -(-plan.steps // every)
     assert 1 <= times < 20
@@ -244,7 +244,7 @@ def test_minutes_count_the_evaluations_too(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_moment_is_at_least_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(monkeypatch, seconds=1000.0, minutes=0.1)
     assert plan.steps == 1
-    assert plan.settings.evaluate_every == 1
+    assert plan.settings.eval_every == 1
 
 
 @pytest.mark.parametrize(("steps", "every", "warmup"), [(1, 1, 1), (20, 1, 1), (95, 5, 5), (5000, 250, 100)])
@@ -252,12 +252,12 @@ def test_what_depends_on_the_steps_is_derived(
     steps: int, every: int, warmup: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(monkeypatch, steps=steps)
-    assert (plan.settings.steps, plan.settings.evaluate_every, plan.settings.schedule.warmup) == (steps, every, warmup)
+    assert (plan.settings.steps, plan.settings.eval_every, plan.settings.schedule.warmup) == (steps, every, warmup)
 
 
 def test_the_plan_says_what_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(monkeypatch, steps=10, evaluate_every=3)
-    assert plan.settings.evaluate_every == 3, "what was given stays"
+    plan = planned(monkeypatch, steps=10, eval_every=3)
+    assert plan.settings.eval_every == 3, "what was given stays"
     assert plan.parameters == sum(p.numel() for p in model_of("modern").parameters())
     targets = sum(sum(batch.counts().values()) for batch in batches_of(tiny_settings(accumulate=2))(0))
     assert plan.targets_per_step == targets
@@ -269,7 +269,7 @@ def test_the_plan_says_what_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_measuring_changes_nothing() -> None:
     """A planned training is the same as one that was not, and a rate that would break it does not break the plan."""
-    settings = tiny_settings(steps=5, rate=1e9)
+    settings = tiny_settings(steps=5, lr=1e9)
     model = model_of("modern")
     model.register_buffer("seen", torch.zeros(1))
 
@@ -297,7 +297,7 @@ def test_the_median_step_is_measured_within_the_budget(monkeypatch: pytest.Monke
     class Slow(NextToken):
         delays = iter([0.15, 0.1, 0.02, *[0.05] * 100])
 
-        def loss(self, model: nn.Module, batch: Batch) -> Terms:
+        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
             nonlocal now
             now += next(self.delays)
             return super().loss(model, batch)
@@ -350,10 +350,10 @@ def test_how_often_to_save_is_derived_where_there_is_a_disk_to_save_on(
     assert planned(monkeypatch, steps=5000).settings.save_every is None
     assert not asked
     long = planned(monkeypatch, steps=5000, folder=tmp_path)
-    assert long.settings.evaluate_every == 250
+    assert long.settings.eval_every == 250
     assert long.settings.save_every == 200, "a second each in 50 seconds of steps"
     short = planned(monkeypatch, steps=100, folder=tmp_path)
-    assert short.settings.save_every == short.settings.evaluate_every == 5, "evaluations save anyway"
+    assert short.settings.save_every == short.settings.eval_every == 5, "evaluations save anyway"
     asked.clear()
     assert planned(monkeypatch, steps=5000, save_every=3, folder=tmp_path).settings.save_every == 3
     assert not asked, "what was given is not measured"

@@ -9,12 +9,12 @@ from tiny_cli import SETTINGS
 
 import tokenloom
 from tokenloom.data.pretokenized import streaming as streams
-from tokenloom.data.pretokenized.build import Wish, tokenise
-from tokenloom.data.pretokenized.shards import Tokenised
+from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
+from tokenloom.data.pretokenized.shards import PretokenizedCorpus
 from tokenloom.errors import UserError
 from tokenloom.tasks import _pretokenized as module
 from tokenloom.tasks._pretokenized import baseline_kept
-from tokenloom.training.events import Baseline, Prepared, Stepped
+from tokenloom.training.events import Baseline, Prepared, StepFinished
 
 TINY = {**SETTINGS, "steps": 6, "batch": 4, "seed": 5}
 
@@ -25,13 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tokens(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenised:
+def tokens(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> PretokenizedCorpus:
     out = tmp_path_factory.mktemp("tokens") / "made"
-    return tokenise(folder, out, Wish(shard=2000), workers=1, extra=baseline_kept)
+    return tokenize(folder, out, TokenizationRequest(shard=2000), workers=1, extra=baseline_kept)
 
 
 @pytest.fixture(scope="module")
-def run(tokens: Tokenised, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tokens: PretokenizedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     tokenloom.train(str(tokens.folder), out=out, **TINY)
     return out
@@ -42,19 +42,19 @@ def test_training_on_shards_is_training_in_memory(
     what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PIECE", 1000)
-    source, wish, more = folder, Wish(shard=2000), {}
+    source, wish, more = folder, TokenizationRequest(shard=2000), {}
     if what == "file":
         source = tmp_path / "one.txt"
         source.write_text(prose(9000), "utf-8")
     elif what == "byte-bpe":
-        wish, more = Wish("byte-bpe", 300, shard=2000), {"tokenizer": "byte-bpe", "vocab": 300}
-    made = tokenise(source, tmp_path / "tokens", wish, workers=2, extra=baseline_kept)
+        wish, more = TokenizationRequest("byte-bpe", 300, shard=2000), {"tokenizer": "byte-bpe", "vocab_size": 300}
+    made = tokenize(source, tmp_path / "tokens", wish, workers=2, extra=baseline_kept)
     assert len(made.shards("training")) > 2
     found = []
     for data, settings in ((source, more), (made.folder, {})):
         fitting = tokenloom.fit(str(data), out=tmp_path / f"run{len(found)}", **TINY, **settings)
         events = list(fitting)
-        losses = [event.loss for event in events if isinstance(event, Stepped)]
+        losses = [event.loss for event in events if isinstance(event, StepFinished)]
         baseline = next(event for event in events if isinstance(event, Baseline))
         weights = (tmp_path / f"run{len(found)}" / "model.safetensors").read_bytes()
         report = next(event for event in events if isinstance(event, Prepared)).report
@@ -66,7 +66,7 @@ def test_training_on_shards_is_training_in_memory(
     assert sharded[5]["extra"]["tokens"] == memory[5]["extra"]["tokens"]
 
 
-def test_a_run_on_shards_is_resumed_bit_for_bit(tokens: Tokenised, run: Path, tmp_path: Path) -> None:
+def test_a_run_on_shards_is_resumed_bit_for_bit(tokens: PretokenizedCorpus, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     stepped = 0
 
@@ -74,13 +74,13 @@ def test_a_run_on_shards_is_resumed_bit_for_bit(tokens: Tokenised, run: Path, tm
         return stepped >= 3
 
     for event in tokenloom.fit(str(tokens.folder), out=out, stop=stop, **TINY):
-        stepped += isinstance(event, Stepped)
+        stepped += isinstance(event, StepFinished)
     assert stepped == 3
     tokenloom.train(out=out, resume=True)
     assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
-def test_resuming_with_other_shards_is_refused(tokens: Tokenised, folder: Path, tmp_path: Path) -> None:
+def test_resuming_with_other_shards_is_refused(tokens: PretokenizedCorpus, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     stepped = 0
 
@@ -88,17 +88,17 @@ def test_resuming_with_other_shards_is_refused(tokens: Tokenised, folder: Path, 
         return stepped >= 3
 
     for event in tokenloom.fit(str(tokens.folder), out=out, stop=stop, **TINY):
-        stepped += isinstance(event, Stepped)
+        stepped += isinstance(event, StepFinished)
     other = folder_of(tmp_path / "other", [900, 4000, 30, 2500, 700, 1800, 60, 1200], seed=50)
     same_tokenizer = make(other, tmp_path / "same", tokenizer=str(tokens.folder / "tokenizer.json"))
     with pytest.raises(UserError, match="are not those it was trained with"):
         tokenloom.train(str(same_tokenizer.folder), out=out, resume=True)
-    bpe = make(folder, tmp_path / "bpe", tokenizer="byte-bpe", vocab=300)
-    with pytest.raises(UserError, match="tokenised with another tokeniser"):
+    bpe = make(folder, tmp_path / "bpe", tokenizer="byte-bpe", vocab_size=300)
+    with pytest.raises(UserError, match="tokenized with another tokenizer"):
         tokenloom.train(str(bpe.folder), out=out, resume=True)
 
 
-def test_a_run_on_shards_is_measured(tokens: Tokenised, run: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_run_on_shards_is_measured(tokens: PretokenizedCorpus, run: Path, folder: Path, tmp_path: Path) -> None:
     task = tokenloom.load(run)
     held = task.evaluate()
     assert held["targets"] == tokens.total("validation", "tokens") - 1
@@ -107,12 +107,12 @@ def test_a_run_on_shards_is_measured(tokens: Tokenised, run: Path, folder: Path,
     one = task.evaluate(str(folder / "001.txt"))
     assert one["targets"] == 4001
     assert task.generate("the ", max_new_tokens=5)
-    other = make(folder, tmp_path / "bpe", tokenizer="byte-bpe", vocab=300)
-    with pytest.raises(UserError, match="another tokeniser"):
+    other = make(folder, tmp_path / "bpe", tokenizer="byte-bpe", vocab_size=300)
+    with pytest.raises(UserError, match="another tokenizer"):
         task.evaluate(str(other.folder))
 
 
-def test_validation_may_be_another_text(tokens: Tokenised, folder: Path) -> None:
+def test_validation_may_be_another_text(tokens: PretokenizedCorpus, folder: Path) -> None:
     events = list(tokenloom.fit(str(tokens.folder), validation=str(folder / "001.txt"), **TINY))
     assert events[0].report["extra"]["validated"].startswith("on ")  # type: ignore[union-attr]
     assert not any(isinstance(event, Baseline) for event in events)
@@ -121,25 +121,25 @@ def test_validation_may_be_another_text(tokens: Tokenised, folder: Path) -> None
 @pytest.mark.parametrize(
     "setting",
     [
-        {"vocab": 300},
+        {"vocab_size": 300},
         {"tokenizer": "words"},
         {"borders": False},
-        {"holdout": 0.3},
+        {"val_fraction": 0.3},
         {"column": "text"},
         {"encoding": "latin-1"},
         {"newlines": "keep"},
     ],
     ids=str,
 )
-def test_what_the_folder_has_decided_cannot_be_set(setting: dict[str, Any], tokens: Tokenised) -> None:
+def test_what_the_folder_has_decided_cannot_be_set(setting: dict[str, Any], tokens: PretokenizedCorpus) -> None:
     (name,) = setting
-    with pytest.raises(UserError, match=f"--{name} .*tokenised already") as refused:
+    with pytest.raises(UserError, match=f"--{name} .*tokenized already") as refused:
         tokenloom.train(str(tokens.folder), **TINY, **setting)
     assert "\n" not in str(refused.value)
     tokenloom.train(str(tokens.folder), **{**TINY, "steps": 1}, tokenizer="characters", borders=True)
 
 
-def test_line_ends_stay_what_they_were_tokenised_as(tmp_path: Path) -> None:
+def test_line_ends_stay_what_they_were_tokenized_as(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one line\r\nanother\r\n" * 60)
     made = make(path, tmp_path / "tokens", newlines="keep")
@@ -152,7 +152,7 @@ def test_line_ends_stay_what_they_were_tokenised_as(tmp_path: Path) -> None:
 def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(prose(6000), "utf-8")
-    made = tokenise(path, tmp_path / "w", Wish("words", 5, shard=2000), workers=1, extra=baseline_kept)
+    made = tokenize(path, tmp_path / "w", TokenizationRequest("words", 5, shard=2000), workers=1, extra=baseline_kept)
     events = list(tokenloom.fit(str(made.folder), **TINY))
     assert not any(isinstance(event, Baseline) for event in events)
     assert "unknown words" in events[0].report["extra"]["to beat"]  # type: ignore[union-attr]
@@ -163,7 +163,7 @@ def test_the_line_to_beat_is_counted_on_a_sample(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(module, "MOST_COUNTED", 6000)
     monkeypatch.setattr(module, "MOST_ASKED", 1500)
     source = folder_of(tmp_path / "docs", [3000] * 10)
-    made = tokenise(source, tmp_path / "t", Wish(shard=4000), workers=1, extra=baseline_kept)
+    made = tokenize(source, tmp_path / "t", TokenizationRequest(shard=4000), workers=1, extra=baseline_kept)
     kept = made.content["baseline"]
     assert "counted on 6,0" in kept["note"] or "counted on 5,9" in kept["note"]
     assert "asked for 1," in kept["note"]
@@ -173,7 +173,7 @@ def test_the_line_to_beat_is_counted_on_a_sample(tmp_path: Path, monkeypatch: py
     assert kept["value"] == pytest.approx(whole.value, rel=0.15)
 
 
-def test_an_unfinished_folder_is_not_taken_for_text(tokens: Tokenised, tmp_path: Path) -> None:
+def test_an_unfinished_folder_is_not_taken_for_text(tokens: PretokenizedCorpus, tmp_path: Path) -> None:
     for path in tokens.folder.iterdir():
         if path.name != "manifest.json":
             (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from tokenloom.generation.generate import Request, generate_all
 from tokenloom.generation.sampling import Sampling
-from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, STYLES, GPTConfig
-from tokenloom.models.fused_decode import Folded, LeanStep, Step
-from tokenloom.models.fused_decode_numpy import HostStep
-from tokenloom.models.fused_decode_kernel import NativeStep
 from tokenloom.kernels import loader
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.fused_decode import Folded, FusedDecodeStep, Step
+from tokenloom.models.fused_decode_kernel import KernelDecodeStep
+from tokenloom.models.fused_decode_numpy import NumpyDecodeStep
+from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
 
 ROWS, TOKENS = 3, 9
 
 
 def model_of(style: str, **parts: Any) -> GPT:
     """A model in float64 in which every parameter matters, scales and biases too."""
-    config = STYLES[style](11, 16, 24, 2, 4).as_dict()
+    config = PRESETS[style](11, 16, 24, 2, 4).as_dict()
     model = GPT(GPTConfig(**{**config, **parts})).double().eval()
     shake(model, 0.3)
     return model
@@ -38,8 +38,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chapter": ("chapter", {}),
     "shared keys": ("modern", {"kv_heads": 2}),
     "one key head": ("chapter", {"kv_heads": 1}),
-    "norms of heads without scale": ("modern", {"head_norm": "rms-plain"}),
-    "no norms of heads": ("modern", {"head_norm": None}),
+    "norms of heads without scale": ("modern", {"qk_norm": "rms-plain"}),
+    "no norms of heads": ("modern", {"qk_norm": None}),
     "norms of heads, nothing turned": ("modern", {"positions": {"kind": "learned"}}),
     "no positions": ("modern", {"positions": {"kind": "none"}}),
     "sinusoidal": ("chapter", {"positions": {"kind": "sinusoidal"}}),
@@ -64,8 +64,8 @@ def token_by_token(model: GPT, ids: Tensor, step: type[Step] | None) -> Tensor:
     """Log-probabilities (B, N, vocab) from steps of one token, by a step of this kind."""
     state = model.start(len(ids))
     assert state.lean is not None, "the lean step knows these parts"
-    if step is LeanStep:
-        state.lean = LeanStep(parts_of(model))
+    if step is FusedDecodeStep:
+        state.lean = FusedDecodeStep(parts_of(model))
     assert step is None or type(state.lean) is step
     logs = []
     for n in range(ids.shape[1]):
@@ -80,13 +80,13 @@ def parts_of(model: GPT) -> Folded:
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
-@pytest.mark.parametrize("step", [LeanStep, HostStep])
+@pytest.mark.parametrize("step", [FusedDecodeStep, NumpyDecodeStep])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_token_by_token_is_the_whole_pass(variant: str, step: type[Step], rows: int) -> None:
     style, parts = VARIANTS[variant]
     model, ids = model_of(style, **parts), some_ids(rows)
     whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
-    with loader.switched_off():
+    with loader.disabled():
         torch.testing.assert_close(token_by_token(model, ids, step), whole, rtol=0, atol=1e-11)
 
 
@@ -101,7 +101,7 @@ def test_compiled_is_plain(variant: str, rows: int) -> None:
     style, parts = {**VARIANTS, **ACTIVATIONS}[variant]
     model, ids = model_of(style, **parts), some_ids(rows)
     whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
-    compiled = token_by_token(model.float(), ids, NativeStep)
+    compiled = token_by_token(model.float(), ids, KernelDecodeStep)
     torch.testing.assert_close(compiled.double(), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -109,13 +109,13 @@ def test_compiled_is_plain(variant: str, rows: int) -> None:
 @pytest.mark.parametrize("width", [8, 24, 40, 72, 144])
 def test_compiled_is_plain_for_heads_of_any_width(width: int) -> None:
     """Heads of 2 … 36 features: vectors, several of them, and what is left over."""
-    config = STYLES["modern"](11, 16, width, 1, 4)
+    config = PRESETS["modern"](11, 16, width, 1, 4)
     model = GPT(config).eval()
     shake(model, 0.2)
     ids = some_ids()
-    compiled = token_by_token(model, ids, NativeStep)
-    with loader.switched_off():
-        plain = token_by_token(model, ids, HostStep)
+    compiled = token_by_token(model, ids, KernelDecodeStep)
+    with loader.disabled():
+        plain = token_by_token(model, ids, NumpyDecodeStep)
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
 
 
@@ -150,7 +150,7 @@ def test_greedy_tokens_are_the_same_compiled_or_plain() -> None:
     model = model_of("chapter").float()
     requests = [Request([1, 2, 3], 12, Sampling(0)), Request([4], 14, Sampling(0))]
     compiled = generate_all(model, requests)
-    with loader.switched_off():
+    with loader.disabled():
         assert [[g.ids for g in row] for row in generate_all(model, requests)] == [
             [g.ids for g in row] for row in compiled
         ]
@@ -168,11 +168,11 @@ def test_an_id_that_there_is_not_is_refused(native: str, monkeypatch: pytest.Mon
 @needs_compiler
 def test_layers_that_differ_are_left_to_the_plain_step() -> None:
     model = model_of("modern").float()
-    assert isinstance(model.start(1).lean, NativeStep)
+    assert isinstance(model.start(1).lean, KernelDecodeStep)
     model.transformer.layers[1].mlp.activation = torch.tanh
-    assert isinstance(model.start(1).lean, HostStep)
-    assert isinstance(model_of("modern").start(1).lean, HostStep), "and so is float64"
-    assert isinstance(model_of("modern").bfloat16().start(1).lean, LeanStep), "half precision is torch's"
+    assert isinstance(model.start(1).lean, NumpyDecodeStep)
+    assert isinstance(model_of("modern").start(1).lean, NumpyDecodeStep), "and so is float64"
+    assert isinstance(model_of("modern").bfloat16().start(1).lean, FusedDecodeStep), "half precision is torch's"
 
 
 @pytest.mark.parametrize(

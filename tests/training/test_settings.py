@@ -9,7 +9,7 @@ import torch
 from tokenloom.errors import UserError
 from tokenloom.training.device import choose_device, cores, precision_context
 from tokenloom.training.settings import (
-    GENERAL_RECIPE,
+    DEFAULT_RECIPE,
     LIMITS,
     MachineSettings,
     OptimizerSettings,
@@ -33,22 +33,22 @@ REFUSED = [
     ("batch", 0),
     ("accumulate", 0),
     ("keep", 0),
-    ("evaluate_every", 0),
+    ("eval_every", 0),
     ("save_every", 0),
     ("patience", 0),
     ("threads", 0),
     ("minutes", 0.0),
     ("minutes", -1.0),
     ("minutes", math.inf),
-    ("rate", -0.1),
-    ("rate", math.inf),
-    ("rate", math.nan),
-    ("matrix_rate", math.nan),
+    ("lr", -0.1),
+    ("lr", math.inf),
+    ("lr", math.nan),
+    ("muon_lr", math.nan),
     ("weight_decay", -1.0),
     ("clip", math.nan),
     ("warmup", -1),
-    ("decay_share", 1.1),
-    ("decay_share", math.nan),
+    ("decay_fraction", 1.1),
+    ("decay_fraction", math.nan),
     ("beta2", 1.0),
     ("beta2", -0.1),
     ("seed", -1),
@@ -68,9 +68,9 @@ def test_a_value_out_of_range_is_refused_by_its_flag(name: str, value: Any) -> N
     [
         ("steps", 1),
         ("clip", 0.0),
-        ("rate", 1e9),
+        ("lr", 1e9),
         ("warmup", 0),
-        ("decay_share", 1),
+        ("decay_fraction", 1),
         ("beta2", 0.999),
         ("minutes", 0.01),
     ],
@@ -97,12 +97,12 @@ def test_steps_and_minutes_exclude_each_other() -> None:
 
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
-    given = TrainingSettings(steps=5, optimizer=OptimizerSettings(rate=0.5, clip=0.0))
-    recipe = {"batch": 7, "rate": 0.1, "clip": 1.0, "weight_decay": 0.2, "warmup": 3, "patience": None}
+    given = TrainingSettings(steps=5, optimizer=OptimizerSettings(lr=0.5, clip=0.0))
+    recipe = {"batch": 7, "lr": 0.1, "clip": 1.0, "weight_decay": 0.2, "warmup": 3, "patience": None}
     filled, taken = given.filled(recipe)
     assert taken == {"batch": 7, "weight_decay": 0.2, "warmup": 3}
     assert (filled.batch, filled.steps, filled.patience) == (7, 5, None)
-    assert (filled.optimizer.rate, filled.optimizer.clip, filled.optimizer.weight_decay) == (0.5, 0.0, 0.2)
+    assert (filled.optimizer.lr, filled.optimizer.clip, filled.optimizer.weight_decay) == (0.5, 0.0, 0.2)
     assert filled.schedule.warmup == 3
     assert filled.filled(recipe) == (filled, {}), "a second time there is nothing left to fill in"
 
@@ -133,7 +133,7 @@ def test_what_a_recipe_gives_is_checked_too() -> None:
 
 
 def test_the_general_recipe_leaves_nothing_that_training_needs() -> None:
-    filled, _ = TrainingSettings().filled(GENERAL_RECIPE)
+    filled, _ = TrainingSettings().filled(DEFAULT_RECIPE)
     assert filled.minutes is not None
     assert filled.batch is not None
     undecided = {n for part in (filled.optimizer, filled.schedule) for n, v in vars(part).items() if v is None}
@@ -176,21 +176,21 @@ def test_precision_is_a_matter_of_products() -> None:
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
-        ({"optimizer": OptimizerSettings(optimizer="adamw", matrix_rate=0.1)}, "--matrix-rate"),
-        ({"schedule": ScheduleSettings(schedule="cosine", decay_share=0.5)}, "--decay-share"),
+        ({"optimizer": OptimizerSettings(optimizer="adamw", muon_lr=0.1)}, "--muon-lr"),
+        ({"schedule": ScheduleSettings(schedule="cosine", decay_fraction=0.5)}, "--decay-fraction"),
     ],
 )
 def test_a_setting_without_effect_is_refused(given: dict[str, Any], refused: str) -> None:
     with pytest.raises(UserError, match=f"{refused} has no effect with --"):
-        TrainingSettings(**given).filled(GENERAL_RECIPE)
+        TrainingSettings(**given).filled(DEFAULT_RECIPE)
 
 
 def test_a_recipe_fills_in_nothing_without_effect() -> None:
     given = TrainingSettings(
         optimizer=OptimizerSettings(optimizer="adamw"), schedule=ScheduleSettings(schedule="cosine")
     )
-    filled, taken = given.filled(GENERAL_RECIPE)
-    assert filled.optimizer.matrix_rate is None
-    assert filled.schedule.decay_share is None
-    assert not {"matrix_rate", "decay_share"} & set(taken)
-    assert filled.filled(GENERAL_RECIPE) == (filled, {}), "and a resumed run is as it was"
+    filled, taken = given.filled(DEFAULT_RECIPE)
+    assert filled.optimizer.muon_lr is None
+    assert filled.schedule.decay_fraction is None
+    assert not {"muon_lr", "decay_fraction"} & set(taken)
+    assert filled.filled(DEFAULT_RECIPE) == (filled, {}), "and a resumed run is as it was"

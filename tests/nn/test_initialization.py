@@ -1,4 +1,4 @@
-"""The initialisation table: every parameter named, the framework's draws reproduced, nothing taken from elsewhere."""
+"""The initialization table: every parameter named, the framework's draws reproduced, nothing taken from elsewhere."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenloom.nn.initialization import constant, framework_linear, initialise, normal, normal_by_inputs
+from tokenloom.nn.initialization import constant, framework_linear, initialize, normal, normal_by_inputs
 
 
 def model():
@@ -23,7 +23,7 @@ FULL = [
 
 def start(table, seed=3, made=None):
     made = model() if made is None else made
-    initialise(made, table, torch.Generator().manual_seed(seed))
+    initialize(made, table, torch.Generator().manual_seed(seed))
     return made
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from tiny_training import NextToken, tiny_settings
 
-from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, STYLES, GPTConfig
 from tokenloom.kernels import loader
+from tokenloom.models.batch import Batch, Stream
+from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
 from tokenloom.nn import attention
 from tokenloom.nn.parts import count_parameters
 from tokenloom.planning import costs as footprint
-from tokenloom.planning.estimate import flops_per_token, measure_memory
 from tokenloom.planning.costs import Sizes, Work, activation_bytes, memory, parameters
-from tokenloom.planning.hardware import Hardware, built_in
+from tokenloom.planning.estimate import flops_per_token, measure_memory
 from tokenloom.planning.forecast import Training, forecast, forecasts
+from tokenloom.planning.hardware import Hardware, built_in
 from tokenloom.training.settings import MachineSettings
 
 # vocab, context, width, depth, heads
@@ -29,18 +29,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.1},
     "shared keys": {"kv_heads": 1, "dropout": 0.1},
     "gated": {"mlp": GATED},
-    "other norms": {"norm": "layer", "head_norm": None},
-    "plain norms": {"norm": "rms-plain", "head_norm": "rms-plain"},
+    "other norms": {"norm": "layer", "qk_norm": None},
+    "plain norms": {"norm": "rms-plain", "qk_norm": "rms-plain"},
     "no positions": {"positions": {"kind": "none"}},
 }
 
 
 def config_of(style: str, sizes: tuple[int, ...] = SMALL, **changes: Any) -> GPTConfig:
-    return dataclasses.replace(STYLES[style](*sizes), **changes)
+    return dataclasses.replace(PRESETS[style](*sizes), **changes)
 
 
 def batch_of(config: GPTConfig, rows: int, borders: bool = False) -> Batch:
-    ids = torch.randint(config.vocab, (rows, config.context + 1), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(config.vocab_size, (rows, config.context + 1), generator=torch.Generator().manual_seed(0))
     stream = Stream(ids=ids[:, :-1])
     if borders:
         stream.segments = (torch.arange(config.context) >= config.context // 2).long().expand(rows, -1)
@@ -48,7 +48,7 @@ def batch_of(config: GPTConfig, rows: int, borders: bool = False) -> Batch:
     return Batch({"text": stream}, {"loss": ids[:, 1:]})
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parameters_and_flops_are_those_of_the_model(style: str, variant: str) -> None:
     config = config_of(style, DEEP, **VARIANTS[variant])
@@ -76,19 +76,19 @@ def test_a_window_leaves_out_the_pairs_that_it_forbids() -> None:
     )
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_memory_is_what_a_training_saves(style: str, variant: str, precision: Any) -> None:
-    """Three sizes, three batches: weights, gradients and optimiser to the byte, activations within 3 %.
+    """Three sizes, three batches: weights, gradients and optimizer to the byte, activations within 3 %.
 
     (15 % is asked for. Norms without parameters on queries and keys lie a little differently in memory.)
     """
     for shape, rows in ((SMALL, 5), (DEEP, 1), (LONG, 2)):
         config = config_of(style, shape, **VARIANTS[variant])
         settings = dataclasses.replace(tiny_settings("muon"), machine=MachineSettings(precision=precision))
-        with loader.switched_off():
+        with loader.disabled():
             real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows))
         said = memory(Sizes.of(config), Work(rows, precision))
         assert (said.weights, said.gradients, said.optimizer) == (real.weights, real.gradients, real.optimizer)
@@ -118,14 +118,14 @@ def test_attention_in_blocks_keeps_no_mask(monkeypatch: pytest.MonkeyPatch) -> N
     assert said == pytest.approx(real.activations, rel=0.15)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PRESETS)
 def test_checkpointing_keeps_the_inputs_and_one_layer(style: str) -> None:
     """Held against torch's own checkpointing of each layer: what is saved at the end of the forward pass, and what the
     recomputation of one layer saves."""
     config = config_of(style, DEEP, dropout=0.1)
     sizes, rows = Sizes.of(config), 4
     whole = activation_bytes(sizes, Work(rows))
-    said = activation_bytes(sizes, Work(rows, checkpointing=True))
+    said = activation_bytes(sizes, Work(rows, activation_checkpointing=True))
     model = Checkpointed(config).train()
     inputs = measure_memory(NextToken(), model, tiny_settings(), batch_of(config, rows)).activations
     real = inputs + footprint.layer_activation_bytes(sizes, Work(rows))
@@ -170,9 +170,9 @@ def test_data_parallel_devices_hold_everything_and_a_copy_of_the_gradients_in_pl
 # Published trainings.
 
 
-def published(vocab: int, context: int, width: int, depth: int, heads: int, **changes: Any) -> Sizes:
+def published(vocab_size: int, context: int, width: int, depth: int, heads: int, **changes: Any) -> Sizes:
     """A model of the GPT family by its published sizes; norms and positions make no difference to FLOPs."""
-    return Sizes.of(dataclasses.replace(STYLES["chapter"](vocab, context, width, depth, heads), **changes))
+    return Sizes.of(dataclasses.replace(PRESETS["chapter"](vocab_size, context, width, depth, heads), **changes))
 
 
 def test_gpt_3() -> None:
@@ -209,7 +209,7 @@ def test_llama_2(
 
     At the stated utilisation of 40 % the plan says 3.5 % more, 0.8 % less and 10.9 % more.
     """
-    config = GPTConfig(32000, 4096, width, depth, heads, kv_heads, mlp={**GATED, "hidden": hidden}, head_norm=None)
+    config = GPTConfig(32000, 4096, width, depth, heads, kv_heads, mlp={**GATED, "hidden": hidden}, qk_norm=None)
     sizes = Sizes.of(config)
     assert parameters(sizes) == pytest.approx(size, rel=0.005)
     one = forecast(Training(sizes, 2 * 10**12, 1024), built_in()["a100-80"], devices=1024, mode="fully sharded")
@@ -233,8 +233,8 @@ def test_rates_by_hand() -> None:
     plain = forecast(training, BOX, precision="float32")
     assert plain.tokens_per_second == pytest.approx(1e9 * 0.4 / footprint.flops_per_token(sizes))
     # Recomputing costs a third of the layers' work: 8 operations a number for 6.
-    again = forecast(training, BOX, precision="float32", checkpointing=True)
-    layers = footprint.flops_per_token(sizes) - 6 * sizes.vocab * sizes.width
+    again = forecast(training, BOX, precision="float32", activation_checkpointing=True)
+    layers = footprint.flops_per_token(sizes) - 6 * sizes.vocab_size * sizes.width
     expected = (footprint.flops_per_token(sizes) + layers / 3) / footprint.flops_per_token(sizes)
     assert plain.tokens_per_second / again.tokens_per_second == pytest.approx(expected)
     measured = dataclasses.replace(BOX, utilisation=0.25)
@@ -258,9 +258,9 @@ def test_what_fits_keeps_a_tenth_free() -> None:
     [
         (1.2, ""),
         (0.85, "--accumulate 4"),
-        (0.65, "--accumulate 2 and --checkpointing"),
+        (0.65, "--accumulate 2 and --activation-checkpointing"),
         (0.5, "--parallel sharded, over 2 of them"),
-        (0.15, "--parallel sharded --checkpointing, over 8 of them"),
+        (0.15, "--parallel sharded --activation-checkpointing, over 8 of them"),
         (0.01, "smaller"),
     ],
 )
@@ -271,26 +271,29 @@ def test_what_does_not_fit_says_what_would(share: float, words: str) -> None:
     machine = dataclasses.replace(BOX, memory=int(need * share))
     found = forecasts(training, machine, devices=2)
     assert [one.mode for one in found] == ["one device"] * 2 + ["data-parallel"] * 2 + ["fully sharded"] * 2
-    assert [one.checkpointing for one in found] == [False, True] * 3
+    assert [one.activation_checkpointing for one in found] == [False, True] * 3
     first = found[0]
     assert words in first.remedy
     assert first.fits == (first.remedy == "") == (words == "")
     if first.remedy.startswith("--accumulate"):
         accumulate = int(first.remedy.split()[1])
         eased = dataclasses.replace(training, accumulate=accumulate)
-        assert forecast(eased, machine, checkpointing="--checkpointing" in first.remedy).fits
+        assert forecast(eased, machine, activation_checkpointing="--activation-checkpointing" in first.remedy).fits
         assert not forecast(dataclasses.replace(training, accumulate=accumulate // 2), machine).fits, "with less not"
     if first.remedy.startswith("--parallel"):
         count = int(first.remedy.split("over ")[1].split()[0].replace(",", ""))
         smallest = dataclasses.replace(training, batch=max(8, count), accumulate=max(1, 8 // count))
-        arguments: dict[str, Any] = {"mode": "fully sharded", "checkpointing": "--checkpointing" in first.remedy}
+        arguments: dict[str, Any] = {
+            "mode": "fully sharded",
+            "activation_checkpointing": "--activation-checkpointing" in first.remedy,
+        }
         assert forecast(smallest, machine, devices=count, **arguments).fits
 
 
 def test_the_work_space_is_what_the_loss_takes_going_backward() -> None:
     """Tensors of the logits' shape that are there at once: those that two nodes of the graph hand on."""
     sizes = Sizes.of(config_of("modern"))
-    logits = torch.zeros(2 * sizes.context, sizes.vocab, requires_grad=True)
+    logits = torch.zeros(2 * sizes.context, sizes.vocab_size, requires_grad=True)
     made: list[torch.Tensor] = []
     loss = torch.nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64), reduction="sum")
     node = loss.grad_fn

@@ -17,12 +17,12 @@ from tokenloom.config import (
     fitting,
     flag,
     flatten,
-    nearest,
     option,
     options,
     refuse_unknown,
 )
 from tokenloom.errors import UserError
+from tokenloom.utils.names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("lr", -math.inf, "--lr -inf: must be a finite number"),
     ("vary", [1.0, 11.0], "--vary 11.0: must be from 0 to 10"),
     ("vary", [math.nan], "--vary nan: must be from 0 to 10"),
-    ("size", "smal", "--size smal: must be nano, small or large; did you mean small?"),
+    ("size", "smal", "--size smal: must be nano, small or large; did you mean 'small'?"),
     ("size", "a\nb", "--size 'a\\nb': must be nano, small or large"),
     ("size", None, "--size None: must be nano, small or large"),
-    ("sizes", ["nano", "smal"], "--sizes smal: must be nano or small; did you mean small?"),
-    ("model", "gtp", "--model gtp: must be gpt or lstm; did you mean gpt?"),
+    ("sizes", ["nano", "smal"], "--sizes smal: must be nano or small; did you mean 'small'?"),
+    ("model", "gtp", "--model gtp: must be gpt or lstm; did you mean 'gpt'?"),
     ("downsample_factor", 3, "--downsample-factor 3: must be 2, 4 or 8"),
     ("downsample_factor", 4.0, "--downsample-factor 4.0: must be 2, 4 or 8"),
     ("width", "3", "width: '3' is not a whole number"),
@@ -461,20 +461,20 @@ def test_a_value_of_another_type_is_refused(value: Any, hint: Any, message: str)
 def test_build_refuses_wrong_values_at_any_depth() -> None:
     with pytest.raises(UserError, match="rate: 'fast' is not a number"):
         build(Outer, {"rate": "fast"})
-    with pytest.raises(UserError, match=r"--kind lage: must be small or large; did you mean large\?"):
+    with pytest.raises(UserError, match=r"--kind lage: must be small or large; did you mean 'large'\?"):
         build(Outer, {"kind": "lage"})
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     refuse_unknown({"steps": 1, "rate": 2}, [Outer])
-    with pytest.raises(UserError, match=r"^no setting 'step'; did you mean steps\?$"):
+    with pytest.raises(UserError, match=r"^no setting 'step'; did you mean 'steps'\?$"):
         refuse_unknown({"rate": 1, "step": 1}, [Outer])
-    with pytest.raises(UserError, match=r"^a file: no setting 'knd'; did you mean kind\?$"):
+    with pytest.raises(UserError, match=r"^a file: no setting 'knd'; did you mean 'kind'\?$"):
         refuse_unknown({"knd": 1}, [Inner], "a file: ")
     with pytest.raises(UserError, match=r"^no setting 'zzzz'$"):
         refuse_unknown({"zzzz": 1}, [Outer])
-    assert nearest("smal", ["small", "large"]) == "; did you mean small?"
-    assert nearest("qqq", ["small", "large"]) == ""
+    assert did_you_mean("Smal", ["small", "large"]) == "; did you mean 'small'?"
+    assert did_you_mean("qqq", ["small", "large"]) == ""
 
 
 def test_the_import_is_light() -> None:

@@ -16,6 +16,7 @@ from several import in_each
 from torch import Tensor
 
 import tokenloom
+from tokenloom.config import build
 from tokenloom.data.samples import generator_for
 from tokenloom.kernels import loader
 from tokenloom.models.batch import IGNORE, Batch, Stream
@@ -24,7 +25,6 @@ from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.plotting.tables import plain_table
 from tokenloom.runs.session import begin
-from tokenloom.settings import build
 from tokenloom.tasks._paths import PATHS as DECLARED
 from tokenloom.tasks._paths import every_path
 from tokenloom.tasks.base import Example, Task

@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "tokenloom"
-TOP = {"__init__", "__main__", "config", "errors", "settings", "version"}
+TOP = {"__init__", "__main__", "config", "errors", "version"}
 # What every package may import.
-SHARED = {"config", "errors", "settings", "utils", "version"}
+SHARED = {"config", "errors", "utils", "version"}
 
 
 def table() -> dict[str, set[str]]:

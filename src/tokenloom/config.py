@@ -15,7 +15,6 @@ flattened: its options are named without a prefix. None stands for a value that 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 import re
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tokenloom.errors import UserError
+from tokenloom.utils.names import did_you_mean
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class Option:
         if self.choices is not None:
             # 1 and True are equal, and only one of them is a choice.
             allowed = any(type(value) is type(choice) and value == choice for choice in self.choices)
-            hint = nearest(value, map(str, self.choices)) if isinstance(value, str) else ""
+            hint = did_you_mean(value, map(str, self.choices)) if isinstance(value, str) else ""
         elif isinstance(value, float) and not math.isfinite(value):
             allowed = False
         else:
@@ -334,13 +334,7 @@ def refuse_unknown(values: Mapping[str, Any], classes: Iterable[type], where: st
     known = {one.name for cls in classes for one in options(cls)}
     for name in values:
         if name not in known:
-            raise UserError(f"{where}no setting {name!r}{nearest(name, known)}")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean x?" for the known word that is nearest, or an empty text."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+            raise UserError(f"{where}no setting {name!r}{did_you_mean(name, known)}")
 
 
 def fitting(name: str, value: Any, hint: Any) -> Any:

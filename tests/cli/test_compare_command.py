@@ -69,7 +69,7 @@ def test_kinds_of_models_are_trained_and_drawn(call: Call, rhyme: Path, tmp_path
         (("x", "y", "--steps", "3"), "--steps is for trainings"),
         (("x", "y", "--overwrite"), "--overwrite is for trainings"),
         (("x", "y", "--models", "gpt"), "give one text"),
-        (("python-docs", "--models", "gtp"), "gtp: no such model; did you mean gpt?"),
+        (("python-docs", "--models", "gtp"), "gtp: no such model; did you mean 'gpt'?"),
         (("python-docs", "--models", "rnn,rnn"), "rnn stands there twice"),
         (("python-docs", "--models", ","), "name at least one model"),
         (("python-docs", "--models", "bigram", "--size", "tiny"), "--size has no effect on any of bigram"),

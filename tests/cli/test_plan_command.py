@@ -105,7 +105,7 @@ def test_all_machines_when_none_is_named(call: Call) -> None:
         (["--width", "0"], ["--width 0: must be at least 1"]),
         (["--depth", "1.5"], ["1.5 is not a whole number"]),
         (["--dropout", "1"], ["--dropout 1"]),
-        (["--size", "smal"], ["--size smal", "did you mean small?"]),
+        (["--size", "smal"], ["--size smal", "did you mean 'small'?"]),
         (["--tokens", "0"], ["--tokens 0: must be at least 1"]),
         (["--tokens", "-5"], ["--tokens"]),
         (["--count", "0"], ["--count 0: must be at least 1"]),

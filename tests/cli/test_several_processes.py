@@ -16,7 +16,7 @@ from torch.distributed.run import get_args_parser
 
 import tokenloom
 from tokenloom.cli.train import COMMON
-from tokenloom.settings import options
+from tokenloom.config import options
 from tokenloom.tasks.registry import find_task, task_names
 from tokenloom.training.settings import TrainingSettings
 

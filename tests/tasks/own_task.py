@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from tokenloom.config import Options, option
 from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.losses import LossTerm, LossTerms, cross_entropy_term
-from tokenloom.training.settings import option
 
 
 @dataclass(frozen=True)
-class SumsSettings:
+class SumsSettings(Options):
     """Sizes, and how often a sample is hidden from training."""
 
     width: int = option(8, "features of a digit")
@@ -45,7 +45,7 @@ class SumsModel(nn.Module):
 
 
 @dataclass(frozen=True)
-class AddOptions:
+class AddOptions(Options):
     """The two digits."""
 
     digits: str = option("12", "two digits")

@@ -1,13 +1,14 @@
 """Which tasks there are, and how a file of one's own becomes one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import own_task
 import pytest
 
 import tokenloom.tasks
+from tokenloom.config import Options, build, options
 from tokenloom.errors import UserError
-from tokenloom.settings import build, options
 from tokenloom.tasks.base import Task
 from tokenloom.tasks.registry import find_task, guess_task, task_names
 
@@ -31,7 +32,7 @@ def test_every_module_of_tasks_is_a_task() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"^no task 'text-generatoin'; did you mean text-generation\? There are "):
+    with pytest.raises(UserError, match=r"^no task 'text-generatoin'; did you mean 'text-generation'\? There are "):
         find_task("text-generatoin")
     with pytest.raises(UserError, match=r"^no task 'qqq'\. There are .*text-generation.*file\.py:ClassName$"):
         find_task("qqq")
@@ -69,6 +70,30 @@ def test_data_that_no_task_accepts_are_refused(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(find_task(name), "accepts", classmethod(lambda cls, data: None))
     with pytest.raises(UserError, match="no task recognizes these data; say which with --task"):
         guess_task("something")
+
+
+def settings_classes(cls: type[Options] = Options) -> Iterator[type[Options]]:
+    """Yield the settings classes of the package that no other inherits from."""
+    for sub in cls.__subclasses__():
+        if sub.__subclasses__():
+            yield from settings_classes(sub)
+        elif sub.__module__.startswith("tokenloom."):
+            yield sub
+
+
+def test_rules_between_options_name_options_of_the_same_class() -> None:
+    for name in task_names():
+        find_task(name)
+    classes = list(settings_classes())
+    assert len(classes) > 15
+    for cls in classes:
+        declared = {one.name: one for one in options(cls)}
+        for one in declared.values():
+            for other in (*one.excludes, *one.needs, *one.only):
+                assert other in declared, f"{cls.__name__}.{one.name} has a rule about {other}, which is not declared"
+            for other, values in one.only.items():
+                choices = declared[other].choices
+                assert choices is None or set(values) <= {*choices, None}, f"{cls.__name__}.{one.name}: {other}"
 
 
 # Files of one's own.
@@ -123,7 +148,7 @@ FAULTS = {
     "another name": (
         HEAD + "class Mine(Task):\n    pass\n",
         "Mnie",
-        "no Task of that name in the file; did you mean Mine?",
+        "no Task of that name in the file; did you mean 'Mine'?",
     ),
     "no class": (HEAD + "X = 3\n", "X", "no Task of that name in the file"),
     "a class of another kind": ("class X:\n    pass\n", "X", "no Task of that name in the file"),
@@ -132,7 +157,7 @@ FAULTS = {
     "settings that are none": (
         OWN.read_text().replace("    Settings = SumsSettings\n", "    Settings = dict\n"),
         "Sums",
-        "has `Settings` that are no dataclass",
+        "has `Settings` that do not inherit from tokenloom.config.Options",
     ),
     "methods missing": (
         OWN.read_text().replace("    def build(", "    def bild(").replace("    def loss(", "    def los("),

@@ -124,7 +124,7 @@ REFUSED_ON_RESUME: list[tuple[dict[str, Any], str]] = [
     ({"patience": 2}, "patience is None in this run"),
     ({"minutes": 3.0}, "length is fixed at 6 steps; --steps changes it"),
     ({"task": "text-generation"}, "task is .*own_task.py:Sums' in this run"),
-    ({"wdith": 4}, "no setting 'wdith'; did you mean width"),
+    ({"wdith": 4}, "no setting 'wdith'; did you mean 'width'"),
     ({"overwrite": True}, "do not ask for --overwrite"),
     ({"steps": 0}, "--steps 0"),
     ({"device": "tpu"}, "--device tpu"),

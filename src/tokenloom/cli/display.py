@@ -311,7 +311,7 @@ class Display:
 
     def result(self, fitting: TrainingSession, result: dict[str, Any], *, example: bool) -> None:
         """The last lines, on standard output: what came out, what it makes, and what to do next."""
-        from tokenloom.settings import options
+        from tokenloom.config import options
 
         if self.quiet:
             return

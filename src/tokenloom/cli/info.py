@@ -70,9 +70,9 @@ def _run_info(run: str) -> dict[str, Any]:
 
 
 def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    from tokenloom.config import build
     from tokenloom.nn.parts import count_parameters
     from tokenloom.planning.estimate import flops_per_token
-    from tokenloom.settings import build
     from tokenloom.tasks.registry import find_task
     from tokenloom.training.checkpoints import total_bytes
 

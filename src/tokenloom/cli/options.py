@@ -23,7 +23,7 @@ SWITCHES = {"--overwrite", "--resume", "--dry-run", "--tensorboard", "--json", "
 
 def parameters(cls: type) -> Iterator[inspect.Parameter]:
     """One parameter a setting, with a flag unless it is positional; None stands for "not given"."""
-    from tokenloom.settings import options
+    from tokenloom.config import options
 
     for option in options(cls):
         shown = "" if option.default is None or option.default == [] else f" [default: {plain(option.default)}]"
@@ -47,7 +47,7 @@ def value_of(flag: str, tokens: list[str]) -> str | None:
 
 def first_word(tokens: list[str], classes: Iterable[type]) -> str | None:
     """The first token that is neither a flag nor the value of one. classes: whose switches may stand before it."""
-    from tokenloom.settings import options
+    from tokenloom.config import options
 
     switches = set(SWITCHES)
     for option in (option for cls in classes for option in options(cls)):
@@ -71,8 +71,8 @@ def _all_tasks() -> list[type[Task]]:
 
 def task_in(tokens: list[str]) -> type[Task]:
     """The task that a `train` command line is about: given, of the run it resumes, or guessed from the data."""
+    from tokenloom.config import read_config
     from tokenloom.runs.folder import RunFolder
-    from tokenloom.settings import read_config
     from tokenloom.tasks.registry import find_task, guess_task
     from tokenloom.training.settings import TrainingSettings
 
@@ -118,7 +118,7 @@ def is_verb(verb: str, tokens: list[str]) -> bool:
 
 def tasks_with(flag: str) -> list[str]:
     """The tasks that have an option of that name."""
-    from tokenloom.settings import options
+    from tokenloom.config import options
 
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
     return [task.name for task in _all_tasks() if name in {option.name for option in options(task.Settings)}]

@@ -96,7 +96,7 @@ def with_config(data: str | None, given: dict[str, Any]) -> dict[str, Any]:
     Raises UserError, naming the file, for a setting in it that there is not or that has another type.
     """
     from tokenloom.cli.options import DEFAULT_TASK
-    from tokenloom.settings import build, read_config, refuse_unknown
+    from tokenloom.config import build, read_config, refuse_unknown
     from tokenloom.tasks.registry import find_task, guess_task
     from tokenloom.training.settings import TrainingSettings
 

@@ -12,8 +12,8 @@ from tokenloom.utils.progress import reporting_progress
 
 def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json: bool, quiet: bool) -> None:
     """`tokenloom generate RUN …` and the other verbs."""
+    from tokenloom.config import build
     from tokenloom.runs.folder import load
-    from tokenloom.settings import build
 
     one_thread()
     task = load(run, device=device)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenloom.config import Options, option
 from tokenloom.data.samples import Run
 from tokenloom.errors import UserError
 from tokenloom.tasks.base import PerSampleLoss
 from tokenloom.training.losses import LossTerm, MetricSum
-from tokenloom.training.settings import option
 
 RUNNING = "running"
 BITS_PER_BYTE = "bits per byte"
@@ -24,7 +24,7 @@ BLOCK = 512
 
 
 @dataclass(frozen=True)
-class MeasuringOptions:
+class MeasuringOptions(Options):
     """How a text is measured."""
 
     context: str | None = option(

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tokenloom.config import Options, build, option, refuse_unknown
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
@@ -16,20 +17,19 @@ from tokenloom.planning.costs import Optimizer, Precision, Sizes, Work, flops_pe
 from tokenloom.planning.estimate import choose_threads
 from tokenloom.planning.forecast import TOKENS_PER_PARAMETER, UTILISATION, Forecast, Training, forecasts
 from tokenloom.planning.hardware import THIS, Hardware, built_in, find_hardware
-from tokenloom.settings import build, refuse_unknown
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.tokenizers.base import END
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
-from tokenloom.training.settings import DEFAULT_RECIPE, MachineSettings, OptimizerSettings, TrainingSettings, option
+from tokenloom.training.settings import DEFAULT_RECIPE, MachineSettings, OptimizerSettings, TrainingSettings
 
 # A step of this machine is timed when it is expected to take no longer, in seconds.
 LONGEST_STEP = 5.0
 
 
 @dataclass(frozen=True)
-class PlanSettings:
+class PlanSettings(Options):
     """What a plan asks for beside the sizes of the model."""
 
     tokens: int | None = option(None, "tokens to train on, over all epochs; 20 a parameter when there are no data")
@@ -42,7 +42,7 @@ class PlanSettings:
     count: int = option(1, "devices of each machine")
     utilisation: float = option(UTILISATION, "share of the peak rate that is reached, where it was not measured")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name in ("tokens", "batch", "accumulate", "count"):
             value = getattr(self, name)
             if value is not None and value < 1:

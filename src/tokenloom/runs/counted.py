@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from tokenloom.config import options
 from tokenloom.errors import UserError
 from tokenloom.nn.parts import count_numbers
-from tokenloom.settings import options
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.training.checkpoints import model_tensors, total_bytes
 from tokenloom.training.distributed import ProcessGroup

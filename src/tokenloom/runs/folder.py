@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tokenloom.config import build, flatten, refuse_unknown
 from tokenloom.data.registry import names
 from tokenloom.errors import UserError
-from tokenloom.settings import build, flatten, refuse_unknown
 from tokenloom.tasks.base import Task
 from tokenloom.tasks.registry import find_task
 from tokenloom.training.checkpoints import load_weights, write_atomic, write_json

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tokenloom.config import build, flatten, refuse_unknown
 from tokenloom.errors import UserError
 from tokenloom.planning.estimate import Plan, make_plan
 from tokenloom.runs.counted import count, measure, refuse_idle
@@ -18,7 +19,6 @@ from tokenloom.runs.initialization import freeze_backbone, initial_run, initiali
 from tokenloom.runs.metrics_log import MetricsLogger
 from tokenloom.runs.no_effect import refuse_without_effect
 from tokenloom.runs.prerequisites import train_prerequisites
-from tokenloom.settings import build, flatten, refuse_unknown
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.tasks.registry import find_task, guess_task
 from tokenloom.training.batches import Batches

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tokenloom.config import flatten
 from tokenloom.runs.counted import USED
 from tokenloom.runs.session import TrainingSession
-from tokenloom.settings import flatten
 from tokenloom.training.events import Baseline, Counted, Event, Finished, Planned, PrerequisiteEvent, Saved
 
 

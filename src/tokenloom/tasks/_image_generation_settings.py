@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenloom.config import Options, option
 from tokenloom.errors import UserError
 from tokenloom.generation.sampling import Sampling
 from tokenloom.tasks._image_settings import ImageInputSettings, check_reading
-from tokenloom.training.settings import option
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ImageGenerationSettings(ImageInputSettings):
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(Options):
     """What is to be made, and how each cell is chosen."""
 
     count: int = option(16, "how many pictures; with --top, how many completions")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+from tokenloom.config import Options, option
 from tokenloom.data.image_files import ImageFormat
 from tokenloom.data.image_split import DEFAULT_SHARE
 from tokenloom.data.labeled import LabelColumns
 from tokenloom.errors import UserError
-from tokenloom.training.settings import option
 
 
 @dataclass(frozen=True)
-class ImageInputSettings:
+class ImageInputSettings(Options):
     """Which pictures, and what they are brought to."""
 
     resolution: str | None = option(None, "pixels a picture is brought to, 28 or HEIGHTxWIDTH; found in the data")
@@ -60,7 +60,7 @@ class ImageClassificationSettings(ImageInputSettings):
 
 
 @dataclass(frozen=True)
-class PredictOptions:
+class PredictOptions(Options):
     """Which pictures are to be labeled."""
 
     files: list[str] = option([], "picture files to be labeled", positional=True)
@@ -68,7 +68,7 @@ class PredictOptions:
 
 
 @dataclass(frozen=True)
-class LookOptions:
+class LookOptions(Options):
     """Which picture, which layer, and where the drawing goes."""
 
     file: str | None = option(None, "a picture file", positional=True)

@@ -13,10 +13,10 @@ from tokenloom.evaluation.perplexity import RUNNING, checked_window
 from tokenloom.nn.parts import count_numbers
 from tokenloom.runs.counted import USED
 from tokenloom.runs.session import TrainingSession, begin
-from tokenloom.settings import nearest
 from tokenloom.tasks._lm_families.table import MODEL_FAMILIES, MODELS, family_of
 from tokenloom.training.checkpoints import write_json
 from tokenloom.training.events import Event, Finished, Prepared
+from tokenloom.utils.names import did_you_mean
 
 # The windows in which all are measured, beside running context: those of the textbook's own protocol.
 WINDOW = 64
@@ -42,7 +42,8 @@ def chosen(models: Sequence[str]) -> list[str]:
     """The models by their names. Raises UserError for one that there is not, or that is named twice."""
     for place, model in enumerate(models):
         if model not in MODELS:
-            raise UserError(f"--models {model}: no such model{nearest(model, MODELS)}; there are {', '.join(MODELS)}")
+            hint = did_you_mean(model, MODELS)
+            raise UserError(f"--models {model}: no such model{hint}; there are {', '.join(MODELS)}")
         if model in models[:place]:
             raise UserError(f"--models: {model} stands there twice")
     return list(models)

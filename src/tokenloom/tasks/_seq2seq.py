@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tokenloom.config import Options, option
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable, decode, fold_newlines
 from tokenloom.errors import UserError
@@ -21,21 +22,20 @@ from tokenloom.models.protocols import StepModel
 from tokenloom.nn.hooks import Hooks
 from tokenloom.tasks.base import Show, Task
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, named, utf8_length
-from tokenloom.training.settings import option
 
 # So many sources are translated at a time.
 TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class PairMeasuringOptions:
+class PairMeasuringOptions(Options):
     """Which pairs are measured."""
 
     target: str | None = option(None, "with --data FILE: the file whose line n is the target of its line n")
 
 
 @dataclass(frozen=True)
-class TranslateOptions:
+class TranslateOptions(Options):
     """What is translated, and how."""
 
     sources: list[str] = option([], "texts to translate", positional=True)
@@ -45,7 +45,7 @@ class TranslateOptions:
     alignment: str | None = option(None, "draw which source tokens each token looked at into this PNG file")
     dark: bool = option(False, "draw for a dark page")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.beam < 1:
             raise UserError(f"--beam {self.beam}: must be at least 1")
         if not 0 <= self.length_penalty <= 10:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenloom.errors import UserError
-from tokenloom.settings import nearest
+from tokenloom.utils.names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,5 @@ SIZE_PRESETS = {
 def size_preset(size: str, positions: Mapping[str, SizePreset] = SIZE_PRESETS) -> SizePreset:
     """The position of that name. Raises UserError naming the nearest."""
     if size not in positions:
-        raise UserError(f"--size {size}: no such size{nearest(size, positions)}; there are {', '.join(positions)}")
+        raise UserError(f"--size {size}: no such size{did_you_mean(size, positions)}; there are {', '.join(positions)}")
     return positions[size]

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenloom.config import Options, option
 from tokenloom.data.labeled_split import DEFAULT_FRACTION
 from tokenloom.errors import UserError
 from tokenloom.tasks._text_encoder import EncoderSettings
-from tokenloom.training.settings import option
 
 # Settings that only one of the models has, with what they are when they are not given.
 ENCODER_ONLY = {
@@ -44,7 +44,7 @@ class TextClassificationSettings(EncoderSettings):
 
 
 @dataclass(frozen=True)
-class PredictOptions:
+class PredictOptions(Options):
     """What is to be labeled."""
 
     texts: list[str] = option([], "texts to be labeled", positional=True)

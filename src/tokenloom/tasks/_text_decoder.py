@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.config import Options, build, option, refuse_unknown
 from tokenloom.data.documents import TextData
 from tokenloom.data.unicode import Unreadable, decode, fold_newlines
 from tokenloom.errors import UserError
@@ -22,16 +23,14 @@ from tokenloom.generation.sampling import Sampling
 from tokenloom.generation.score import Score, score
 from tokenloom.generation.streaming import TextStreamer
 from tokenloom.models.protocols import StepModel
-from tokenloom.settings import build, refuse_unknown
 from tokenloom.tasks.base import Show, Task
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, named, utf8_length
-from tokenloom.training.settings import option
 
 EXAMPLE_TOKENS = 300
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(Options):
     """How text is continued."""
 
     prompt: str | None = option(None, "text to continue; - reads it from standard input")
@@ -49,7 +48,7 @@ class GenerateOptions:
     seed: int = option(0, "seed of the draws")
     stop: list[str] = option([], "stop before this text appears; may be given more than once")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name in ("beam", "samples"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)}: must be at least 1")
@@ -64,7 +63,7 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True)
-class ScoreOptions:
+class ScoreOptions(Options):
     """A given continuation to be scored."""
 
     prompt: str | None = option(None, "text that comes before")

@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenloom.config import Options, option
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
 from tokenloom.models.gpt import PRESETS
-from tokenloom.settings import nearest
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
-from tokenloom.training.settings import option
-from tokenloom.utils.names import with_article
+from tokenloom.utils.names import did_you_mean, with_article
 
 CLASS, MASK = "class", "mask"
 SIZES = ("context", "width", "depth", "heads")
@@ -37,7 +36,7 @@ GENTLE: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01
 
 
 @dataclass(frozen=True)
-class EncoderSettings:
+class EncoderSettings(Options):
     """How text becomes tokens, and the model's sizes; None = derived, or taken over from the run of `--init`."""
 
     size: str = option("small", "how large a model: nano, tiny, small, medium or large; sets what is not given below")
@@ -73,7 +72,7 @@ class TextEncoderTask(Task):
         if s.dropout is not None and not 0 <= s.dropout < 1:
             raise UserError(f"--dropout {s.dropout}: must be from 0 up to, but not including, 1")
         if s.style not in PRESETS:
-            raise UserError(f"--style {s.style}: no such style{nearest(s.style, PRESETS)}")
+            raise UserError(f"--style {s.style}: no such style{did_you_mean(s.style, PRESETS)}")
         size_preset(s.size)
 
     # The tokenizer.

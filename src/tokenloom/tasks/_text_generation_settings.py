@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenloom.config import Options, option
 from tokenloom.errors import UserError
-from tokenloom.training.settings import option
 
 
 @dataclass(frozen=True)
-class TextGenerationSettings:
+class TextGenerationSettings(Options):
     """How the text is read, how it becomes tokens, and the model's sizes; None = derived."""
 
     model: Literal["gpt", "unigram", "bigram", "ngram", "rnn", "lstm", "gru"] = option(

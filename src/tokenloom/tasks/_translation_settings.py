@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tokenloom.config import Options, option
 from tokenloom.errors import UserError
 from tokenloom.tasks._sizes import SizePreset, rates, size_preset
-from tokenloom.training.settings import option
 
 # Tokens of a side that are taken without being asked for: memory grows with their square.
 MOST_TOKENS = 512
@@ -40,7 +40,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class TranslationSettings:
+class TranslationSettings(Options):
     """How pairs are read, how they become tokens, and the model's sizes; None = derived."""
 
     model: Literal["transformer", "rnn", "rnn-attention"] = option(
@@ -66,7 +66,7 @@ class TranslationSettings:
     val_fraction: float = option(0.1, "share of the sources kept for validation")
     encoding: str = option("utf-8", "encoding of the files")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name in ("width", "depth", "heads", "vocab_size", "longest"):
             value = getattr(self, name)
             if value is not None and value < 1:

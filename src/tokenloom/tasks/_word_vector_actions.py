@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloom.config import Options, option
 from tokenloom.errors import UserError
 from tokenloom.evaluation.word_similarity import unit
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
 from tokenloom.training.checkpoints import write_atomic
-from tokenloom.training.settings import option
 from tokenloom.utils.names import did_you_mean
 
 Near = list[tuple[str, float]]
@@ -23,7 +23,7 @@ MANY = 100_000_000
 
 
 @dataclass(frozen=True)
-class NeighborOptions:
+class NeighborOptions(Options):
     """Which words, and how many neighbors of each."""
 
     words: list[str] = option([], "words", positional=True)
@@ -31,7 +31,7 @@ class NeighborOptions:
 
 
 @dataclass(frozen=True)
-class AnalogyOptions:
+class AnalogyOptions(Options):
     """A B C: which words are to C as A is to B."""
 
     words: list[str] = option([], "three words A B C: what is to C as A is to B? (king man woman)", positional=True)
@@ -39,7 +39,7 @@ class AnalogyOptions:
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(Options):
     """In which format, and where."""
 
     format: Literal["word2vec"] = option("word2vec", "word2vec: its text format, which gensim reads")
@@ -47,7 +47,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
-class MapOptions:
+class MapOptions(Options):
     """Which words, where, and in which look."""
 
     words: list[str] = option([], "words to show; the most frequent ones when none is given", positional=True)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.config import Options, option
 from tokenloom.data.chunks import Pieces
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.pretokenized.shards import open_pretokenized
@@ -29,7 +30,6 @@ from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.training.batches import BatchContext, evaluation_batches
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
-from tokenloom.training.settings import option
 from tokenloom.utils.names import counted
 
 
@@ -46,7 +46,7 @@ class FillMaskSettings(EncoderSettings):
 
 
 @dataclass(frozen=True)
-class FillOptions:
+class FillOptions(Options):
     """The text, and what in it is to be filled in."""
 
     text: str | None = option(None, "a text with places to be filled in", positional=True)

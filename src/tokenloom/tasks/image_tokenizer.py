@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.config import Options, option
 from tokenloom.data.image_files import ImageFormat, Pixels
 from tokenloom.data.image_split import ImageReport
 from tokenloom.data.images import ImageSamples
@@ -31,7 +32,6 @@ from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
-from tokenloom.training.settings import option
 from tokenloom.utils.names import counted
 
 # The weight of the commitment, as van den Oord et al. 2017 have it.
@@ -63,7 +63,7 @@ class ImageCodesSettings(ImageInputSettings):
 
 
 @dataclass(frozen=True)
-class ReconstructOptions:
+class ReconstructOptions(Options):
     """Which pictures are to go through the codes and back."""
 
     count: int = option(16, "how many of the validation pictures")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -11,10 +10,11 @@ import pkgutil
 import sys
 from pathlib import Path
 
+from tokenloom.config import Options, options
 from tokenloom.errors import UserError
-from tokenloom.settings import nearest, options
 from tokenloom.tasks.base import Task
 from tokenloom.training.settings import TrainingSettings
+from tokenloom.utils.names import did_you_mean
 
 # Modules of `tokenloom.tasks` that hold what all tasks share.
 NOT_TASKS = {"base", "registry"}
@@ -38,7 +38,7 @@ def find_task(name: str) -> type[Task]:
         return _from_file(Path(path), class_name)
     if name not in task_names():
         raise UserError(
-            f"no task {name!r}{nearest(name, task_names()) or '.'} There are {', '.join(task_names())};"
+            f"no task {name!r}{did_you_mean(name, task_names()) or '.'} There are {', '.join(task_names())};"
             " a task of your own is ./file.py:ClassName"
         )
     module = importlib.import_module(f"tokenloom.tasks.{name.replace('-', '_')}")
@@ -72,7 +72,9 @@ def _from_file(path: Path, class_name: str) -> type[Task]:
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Task)):
         tasks = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
-        raise UserError(f"--task {path}:{class_name}: no Task of that name in the file{nearest(class_name, tasks)}")
+        raise UserError(
+            f"--task {path}:{class_name}: no Task of that name in the file{did_you_mean(class_name, tasks)}"
+        )
     if fault := _fault(found):
         raise UserError(f"--task {path}:{class_name} {fault}")
     return found
@@ -85,8 +87,8 @@ def _fault(task: type[Task]) -> str | None:
             return f"sets no `{attribute}`"
     if inspect.isabstract(task):
         return f"does not fill in {', '.join(sorted(task.__abstractmethods__))}"
-    if not dataclasses.is_dataclass(task.Settings):
-        return "has `Settings` that are no dataclass"
+    if not (isinstance(task.Settings, type) and issubclass(task.Settings, Options)):
+        return "has `Settings` that do not inherit from tokenloom.config.Options"
     both = {option.name for option in options(task.Settings)} & {option.name for option in options(TrainingSettings)}
     if both:
         return f"has settings that training has already: {', '.join(sorted(both))}"

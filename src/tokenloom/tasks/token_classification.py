@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.config import Options, option
 from tokenloom.data.conll import (
     Columns,
     Sentence,
@@ -45,7 +46,6 @@ from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
-from tokenloom.training.settings import option
 from tokenloom.utils.names import counted, some
 
 SPANS = "spans"
@@ -67,7 +67,7 @@ class TokenClassificationSettings(EncoderSettings):
 
 
 @dataclass(frozen=True)
-class TagOptions:
+class TagOptions(Options):
     """What is to be labeled."""
 
     sentences: list[str] = option(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.config import Options, option
 from tokenloom.data.documents import TextData
 from tokenloom.data.report import TextReport
 from tokenloom.data.samples import Samples, TextWindows
@@ -37,7 +38,6 @@ from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerms, MetricSum, negative_sampling_term
-from tokenloom.training.settings import option
 
 # Words of a sample. A row's ends have no words beyond them, so that short rows would lose pairs.
 LONGEST = 1024
@@ -51,7 +51,7 @@ LEARNING_RATES = (0.005, 0.02)
 
 
 @dataclass(frozen=True)
-class WordVectorSettings:
+class WordVectorSettings(Options):
     """How words are found, and what is learned of them."""
 
     model: Literal["skip-gram", "cbow"] = option(

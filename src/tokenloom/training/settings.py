@@ -11,18 +11,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tokenloom.config import Options, option
 from tokenloom.errors import UserError
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field with a help text, for the command line and the docs."""
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **more})
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True)
-class OptimizerSettings:
+class OptimizerSettings(Options):
     """Which optimizer moves which parameters, and how fast."""
 
     optimizer: Literal["muon", "adamw"] | None = option(
@@ -37,7 +31,7 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True)
-class ScheduleSettings:
+class ScheduleSettings(Options):
     """How the learning rates rise and fall."""
 
     schedule: Literal["cosine", "linear"] | None = option(
@@ -48,7 +42,7 @@ class ScheduleSettings:
 
 
 @dataclass(frozen=True)
-class MachineSettings:
+class MachineSettings(Options):
     """On what, and in which precision."""
 
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps …")
@@ -62,7 +56,7 @@ class MachineSettings:
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(Options):
     """How long, how much at a time, and what is kept."""
 
     steps: int | None = option(None, "optimizer steps")
@@ -82,7 +76,7 @@ class TrainingSettings:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.steps is not None and self.minutes is not None:
             raise UserError("--steps and --minutes: give one of them, both say how long to train")
         values = {**vars(self), **vars(self.optimizer), **vars(self.schedule), **vars(self.machine)}

@@ -4,19 +4,13 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(given: str, known: Iterable[str]) -> str | None:
-    """The known name most like `given`, letter case aside; None when nothing comes near."""
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest known name, ignoring case; an empty text when none is near."""
     by_folded: dict[str, str] = {}
     for name in known:
         by_folded.setdefault(name.casefold(), name)
     found = difflib.get_close_matches(given.casefold(), list(by_folded), n=1, cutoff=0.6)
-    return by_folded[found[0]] if found else None
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known name, and nothing when there is none: the end of a message."""
-    name = nearest(given, known)
-    return f"; did you mean {name!r}?" if name else ""
+    return f"; did you mean {by_folded[found[0]]!r}?" if found else ""
 
 
 def some(items: Iterable[object], limit: int = 20) -> str:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from tokenloom.errors import UserError
 from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
-from tokenloom.settings import nearest
 from tokenloom.tasks._lm_families.base import ModelFamily, ResolvedSizes, fitted_context, sliding
 from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
+from tokenloom.utils.names import did_you_mean
 
 # The textbook's own training.
 CHAPTER_RECIPE: dict[str, Any] = {
@@ -42,7 +42,7 @@ class GPTFamily(ModelFamily):
     def check(self, settings: TextGenerationSettings) -> None:
         s = settings
         if s.style not in PRESETS:
-            raise UserError(f"--style {s.style}: no such style{nearest(s.style, PRESETS)}")
+            raise UserError(f"--style {s.style}: no such style{did_you_mean(s.style, PRESETS)}")
         if s.style == "chapter" and s.window is not None:
             raise UserError(f"--window {s.window}: needs relative positions, which --style chapter does not have")
         size_preset(s.size)

@@ -203,7 +203,6 @@ def test_a_pickle_is_found(code: str, tmp_path: Path) -> None:
     assert unsafe(path)
 
 
-
 def test_test_files_have_names_of_their_own() -> None:
     """Without packages, two of one name would be taken for each other; `conftest.py` is known by its place."""
     names = [path.name for path in sources("tests") if path.name != "conftest.py"]

@@ -102,18 +102,18 @@ def test_a_run_without_its_tokenizer_or_with_another_is_not_resumed(
 
 
 def lacking(tensors: dict[str, torch.Tensor]) -> str:
-    del tensors["readout.bias"]
-    return "lacks readout.bias"
+    del tensors["lm_head.bias"]
+    return "lacks lm_head.bias"
 
 
 def foreign(tensors: dict[str, torch.Tensor]) -> str:
-    tensors["readout.extra"] = torch.zeros(2)
-    return "has readout.extra"
+    tensors["lm_head.extra"] = torch.zeros(2)
+    return "has lm_head.extra"
 
 
 def of_another_shape(tensors: dict[str, torch.Tensor]) -> str:
-    tensors["readout.bias"] = torch.zeros(5)
-    return "readout.bias"
+    tensors["lm_head.bias"] = torch.zeros(5)
+    return "lm_head.bias"
 
 
 @pytest.mark.parametrize("change", [lacking, foreign, of_another_shape])

@@ -9,7 +9,7 @@ from tokenloom.lab.runner import RunOptions, measure
 def test_ten_digits_are_reversed_as_printed() -> None:
     row = measure(experiments()["3.14"], RunOptions())
     assert row["good"], row["measures"]
-    # Its tables have 11 and 2 · 10 rows, of 32; 3 attentions, 2 MLPs, 6 norms, and a readout of 10.
+    # Its tables have 11 and 2 · 10 rows, of 32; 3 attentions, 2 MLPs, 6 norms, and a head of 10.
     count = 32 * 31 + 3 * 4 * 32**2 + 2 * (2 * 4 * 32**2 + 5 * 32) + 6 * 64 + 330
     assert row["measures"][0]["measured"] == f"{count:,}"
     looked = np.array(row["pictures"][0]["panels"][0]["values"])

@@ -1,4 +1,4 @@
-"""The encoder: looks both ways, never at padding nor at other segments; three readouts from one body."""
+"""The encoder: looks both ways, never at padding nor at other segments; three heads from one backbone."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_readouts_by_hand() -> None:
 def test_the_body_starts_the_same_whatever_is_read_from_it() -> None:
     config = PRESETS["modern"](11, 12, 16, 2, 2).as_dict()
     models = [Encoder(EncoderConfig(**config, outputs=n, read=read), 5) for n, read in ((11, "tokens"), (2, "class"))]
-    first, second = (model.body.state_dict() for model in models)
+    first, second = (model.backbone.state_dict() for model in models)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -82,13 +82,13 @@ def test_taps_show_the_features_and_the_patterns() -> None:
     model = encoder()
     hooks = Hooks(["final", "*.pattern"])
     logits = model(text([[1, 2, 3]]), hooks=hooks)
-    torch.testing.assert_close(model.readout(hooks.values["final"]), logits)
+    torch.testing.assert_close(model.head(hooks.values["final"]), logits)
     pattern = hooks.values["layers.0.pattern"]
     assert pattern.shape == (1, 2, 3, 3)
     assert bool((pattern > 0).all())
 
 
-@pytest.mark.parametrize(("change", "what"), [({"read": "last"}, "readout"), ({"window": 4}, "window")])
+@pytest.mark.parametrize(("change", "what"), [({"read": "last"}, "no head"), ({"window": 4}, "window")])
 def test_what_an_encoder_has_not(change: dict[str, object], what: str) -> None:
     config = {**PRESETS["modern"](11, 12, 16, 2, 2).as_dict(), **change}
     with pytest.raises(ValueError, match=what):

@@ -69,8 +69,8 @@ def test_the_formulas(shared: bool) -> None:
     T = table[target] + model.target_positions.table[:4]
     for layer in model.decoder.layers:
         T = layered(layer, T, S)
-    expected = F.layer_norm(T, (8,), model.decoder.norm.weight, model.decoder.norm.bias) @ model.readout.weight.T
-    torch.testing.assert_close(model(batch_of([source], [target]))[0], expected + model.readout.bias)
+    expected = F.layer_norm(T, (8,), model.decoder.norm.weight, model.decoder.norm.bias) @ model.lm_head.weight.T
+    torch.testing.assert_close(model(batch_of([source], [target]))[0], expected + model.lm_head.bias)
 
 
 def test_a_shared_table_has_a_row_for_each_id_and_the_start() -> None:

@@ -76,7 +76,7 @@ def token_by_token(model: GPT, ids: Tensor, step: type[Step] | None) -> Tensor:
 
 @torch.no_grad()
 def parts_of(model: GPT) -> Folded:
-    return Folded.of(model.tokens, model.positions, model.transformer, model.readout, 16)
+    return Folded.of(model.tokens, model.positions, model.transformer, model.lm_head, 16)
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])

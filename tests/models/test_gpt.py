@@ -329,8 +329,8 @@ def test_the_chapters_draws_are_the_frameworks_defaults_in_the_stated_order():
             expected[f"{layer}.attention.W_{name}.weight"] = (torch.randn(64, 64) / 8).T
         for name, made in (("W_in", torch.nn.Linear(64, 256)), ("W_out", torch.nn.Linear(256, 64))):
             expected[f"{layer}.mlp.{name}.weight"], expected[f"{layer}.mlp.{name}.bias"] = made.weight, made.bias
-    readout = torch.nn.Linear(64, 65)
-    expected |= {"readout.weight": readout.weight, "readout.bias": readout.bias}
+    lm_head = torch.nn.Linear(64, 65)
+    expected |= {"lm_head.weight": lm_head.weight, "lm_head.bias": lm_head.bias}
     norms = {name: value for name, value in model.named_parameters() if "norm" in name}
     assert set(expected) | set(norms) == {name for name, _ in model.named_parameters()}
     for name, value in expected.items():

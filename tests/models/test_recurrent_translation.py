@@ -52,7 +52,7 @@ def test_the_formulas(attention: bool) -> None:
             scores = torch.stack([q @ (model.cross.W_k.weight @ x) / math.sqrt(6) for x in X]).softmax(0)
             c = model.cross.W_o.weight @ sum(a * (model.cross.W_v.weight @ x) for a, x in zip(scores, X, strict=True))
             o = torch.tanh(model.join.weight @ torch.cat((o, c)) + model.join.bias)
-        expected.append(model.readout.weight @ o + model.readout.bias)
+        expected.append(model.lm_head.weight @ o + model.lm_head.bias)
     batch = Batch({"source": Stream(ids=torch.tensor([source])), "target": Stream(ids=torch.tensor([target]))})
     torch.testing.assert_close(model(batch)[0], torch.stack(expected))
 

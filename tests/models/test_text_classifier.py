@@ -12,11 +12,11 @@ def config(**changes: object) -> ClassifierConfig:
     return ClassifierConfig(**{**sizes, "outputs": 3, "read": "class", "grams": 2, "buckets": 1009, **changes})
 
 
-def randomized(readout: ClassificationHead) -> ClassificationHead:
+def randomized(head: ClassificationHead) -> ClassificationHead:
     generator = torch.Generator().manual_seed(3)
-    for parameter in readout.parameters():
+    for parameter in head.parameters():
         parameter.data.normal_(generator=generator)
-    return readout.double().eval()
+    return head.double().eval()
 
 
 def test_a_fresh_model_gives_every_class_the_same_probability() -> None:
@@ -26,24 +26,24 @@ def test_a_fresh_model_gives_every_class_the_same_probability() -> None:
 
 
 def test_the_readout_without_a_bag_is_the_formula() -> None:
-    readout = randomized(ClassificationHead(config(grams=0)))
+    head = randomized(ClassificationHead(config(grams=0)))
     X = torch.randn(1, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     real = torch.tensor([[False, True, True, True, False]])
     kept = X[0, 1:4]
     pooled = torch.cat([kept[0], kept.mean(0), kept.max(0).values])
-    expected = readout.pooled.weight @ pooled + readout.pooled.bias
-    got = readout(X, Stream(ids=torch.arange(5)[None], real=real))[0]
+    expected = head.pooled.weight @ pooled + head.pooled.bias
+    got = head(X, Stream(ids=torch.arange(5)[None], real=real))[0]
     assert torch.allclose(got, expected, atol=1e-12)
 
 
 def test_the_bag_has_one_row_for_each_n_gram_and_none_for_the_class_token() -> None:
     """Two texts share a row if and only if they share an n-gram; sums are divided by the root of the number."""
-    readout = randomized(ClassificationHead(config(buckets=1 << 20)))
-    assert readout.bag is not None
+    head = randomized(ClassificationHead(config(buckets=1 << 20)))
+    assert head.bag is not None
 
     def bag(*ids: int) -> torch.Tensor:
-        assert readout.bag is not None
-        return readout._bag(readout.bag, Stream(ids=torch.tensor([[29, *ids]])))[0]
+        assert head.bag is not None
+        return head._bag(head.bag, Stream(ids=torch.tensor([[29, *ids]])))[0]
 
     def single(a: int) -> torch.Tensor:
         return bag(a)
@@ -60,7 +60,7 @@ def test_the_bag_has_one_row_for_each_n_gram_and_none_for_the_class_token() -> N
 
 def test_padding_on_either_side_changes_nothing() -> None:
     model = TextClassifier(config()).double().eval()
-    randomized(model.readout)
+    randomized(model.head)
     ids = torch.randint(29, (3, 6), generator=torch.Generator().manual_seed(2))
     plain = model(Batch({"text": Stream(ids=ids)}))
     junk = torch.randint(30, (3, 4), generator=torch.Generator().manual_seed(4))

@@ -53,18 +53,18 @@ def from_transformers(theirs: dict[str, torch.Tensor], depth: int) -> dict[str, 
         return theirs[found[0]]
 
     weights = {
-        "body.embedding.weight": take("patch_embeddings.projection.weight").flatten(1),
-        "body.embedding.bias": take("patch_embeddings.projection.bias"),
-        "body.class_token": take("embeddings.cls_token")[0, 0],
-        "body.positions.table": take("position_embeddings")[0],
-        "readout.weight": take("classifier.weight"),
-        "readout.bias": take("classifier.bias"),
+        "backbone.embedding.weight": take("patch_embeddings.projection.weight").flatten(1),
+        "backbone.embedding.bias": take("patch_embeddings.projection.bias"),
+        "backbone.class_token": take("embeddings.cls_token")[0, 0],
+        "backbone.positions.table": take("position_embeddings")[0],
+        "head.weight": take("classifier.weight"),
+        "head.bias": take("classifier.bias"),
     }
     for part in ("weight", "bias"):
-        weights[f"body.transformer.norm.{part}"] = take(f"vit.layernorm.{part}")
+        weights[f"backbone.transformer.norm.{part}"] = take(f"vit.layernorm.{part}")
         for number in range(depth):
             ours, layer = (
-                f"body.transformer.layers.{number}",
+                f"backbone.transformer.layers.{number}",
                 f"layers.{number}" if has_new(theirs) else f"layer.{number}",
             )
             for mine, names in (
@@ -151,9 +151,9 @@ def test_a_kind_that_there_is_not_is_refused() -> None:
 def test_the_convolutional_network_knows_near_from_far() -> None:
     """A pixel's gradient reaches no further than three blocks can see: 22 pixels to either side."""
     model = ConvolutionalNetwork(ConvolutionalConfig((1, 9, 5), 3, width=8, depth=2))
-    assert model.readout.in_features == 16 * 3 * 2
+    assert model.head.in_features == 16 * 3 * 2
     with torch.no_grad():
-        model.readout.weight.normal_(generator=torch.Generator().manual_seed(0))
+        model.head.weight.normal_(generator=torch.Generator().manual_seed(0))
     X = torch.randn(2, 45, 1, generator=torch.Generator().manual_seed(1), requires_grad=True)
     logits = model.eval()(Batch({"image": Stream(features=X)}))
     assert logits.shape == (2, 3)

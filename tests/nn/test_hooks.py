@@ -12,7 +12,7 @@ def test_what_is_wanted_is_kept_by_its_full_name():
     assert inner.record("pattern", a) is a
     assert inner.record("mlp_out", b) is b
     assert hooks.record("final", b) is b
-    assert inner.within("cross").record("pattern", a) is a
+    assert inner.scope("cross").record("pattern", a) is a
     # A star stands for anything, dots too.
     assert list(hooks.values) == ["layers.3.pattern", "final", "layers.3.cross.pattern"]
     assert inner.values is hooks.values
@@ -38,7 +38,7 @@ def test_an_edit_replaces_and_is_what_is_kept():
     assert value.tolist() == [1.0]
 
 
-def test_wants_knows_of_keeping_and_of_changing():
+def test_active_knows_of_keeping_and_of_changing():
     hooks = Hooks("layers.0.pattern", {"layers.1.attn_scores": lambda value: value})
     assert hooks.scope("layers.0").active("attn_scores", "pattern")
     assert hooks.scope("layers.1").active("attn_scores", "pattern")

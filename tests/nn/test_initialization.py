@@ -63,8 +63,8 @@ def test_a_parameter_without_a_row_is_an_error():
 
 
 def test_a_row_without_a_parameter_is_an_error_unless_it_may_be_idle():
-    with pytest.raises(ValueError, match=r"names no parameter with: \*\.W_q\.weight, readout\.bias$"):
-        start([*FULL, ("*.W_q.weight", normal(1.0)), ("readout.bias", constant(0.0))])
+    with pytest.raises(ValueError, match=r"names no parameter with: \*\.W_q\.weight, lm_head\.bias$"):
+        start([*FULL, ("*.W_q.weight", normal(1.0)), ("lm_head.bias", constant(0.0))])
     start([*FULL, ("*.W_q.weight?", normal(1.0))])
 
 

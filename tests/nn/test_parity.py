@@ -24,16 +24,16 @@ class Decoder(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCAB, D), positions
         self.transformer = Transformer(layers, norm)
-        self.readout = nn.Linear(D, VOCAB, bias=False)
+        self.lm_head = nn.Linear(D, VOCAB, bias=False)
         if tied:
-            self.readout.weight = self.tokens.weight
+            self.lm_head.weight = self.tokens.weight
 
     def forward(self, ids, real=None, hooks=None):
         places = torch.arange(ids.shape[1])[None]
         mask: Mask = Causal() if real is None else Causal() & Padding(real)
         X = self.positions.add(self.tokens(ids), places)
         position_info = self.positions.position_info(places, places, X.dtype)
-        return self.readout(self.transformer(X, mask=mask, position_info=position_info, hooks=hooks))
+        return self.lm_head(self.transformer(X, mask=mask, position_info=position_info, hooks=hooks))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def like_llama(theirs, kv_heads, base):
     ]
     positions = make_positions({"kind": "rotary", "base": base}, width=D, heads=H, limit=LIMIT)
     ours, source = Decoder(positions, layers, make_norm("rms", D), tied=False), theirs.model
-    pairs = [(ours.tokens, source.embed_tokens), (ours.transformer.norm, source.norm), (ours.readout, theirs.lm_head)]
+    pairs = [(ours.tokens, source.embed_tokens), (ours.transformer.norm, source.norm), (ours.lm_head, theirs.lm_head)]
     for layer, block in zip(layers, source.layers, strict=True):
         a, b = layer.attention, block.self_attn
         pairs += [(a.W_q, b.q_proj), (a.W_k, b.k_proj), (a.W_v, b.v_proj), (a.W_o, b.o_proj)]

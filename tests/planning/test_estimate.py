@@ -70,7 +70,7 @@ def test_flops_are_those_that_torch_counts(style: str, monkeypatch: pytest.Monke
 
 
 def test_flops_by_hand() -> None:
-    """12 D² in each layer and D × 11 for the readout, six times; and attention."""
+    """12 D² in each layer and D × 11 for the head, six times; and attention."""
     linear = 6 * (LAYERS * 12 * WIDTH**2 + 11 * WIDTH)
     model = model_of("modern")
     assert flops_per_token(model, 1) == linear + 6 * LAYERS * WIDTH

@@ -178,7 +178,7 @@ def published(vocab_size: int, context: int, width: int, depth: int, heads: int,
 def test_gpt_3() -> None:
     """Brown et al. 2020, tables 2.1 and D.1: 174.6e9 parameters, 3.14e23 FLOPs for 300e9 tokens.
 
-    They count 6 a parameter and no attention; we count attention, and the readout apart from the embedding: 1.5 % more.
+    They count 6 a parameter and no attention; we count attention, and the head apart from the embedding: 1.5 % more.
     """
     sizes = published(50257, 2048, 12288, 96, 96)
     assert parameters(sizes) == pytest.approx(174.6e9, rel=0.005)

@@ -36,11 +36,11 @@ class SumsModel(nn.Module):
         self.digits = nn.Embedding(10, width)
         self.mix = nn.Linear(2 * width, width)
         self.dropout = nn.Dropout(dropout)
-        self.readout = nn.Linear(width, 10)
+        self.head = nn.Linear(width, 10)
 
     def forward(self, batch: Batch, cache: None = None, hooks: None = None) -> torch.Tensor:
         X = self.digits(batch["digits"].tokens).flatten(1)
-        logits: torch.Tensor = self.readout(self.dropout(torch.tanh(self.mix(X))))
+        logits: torch.Tensor = self.head(self.dropout(torch.tanh(self.mix(X))))
         return logits
 
 

@@ -264,7 +264,7 @@ def test_one_text_is_one_sample(task: TextGeneration) -> None:
 def test_weights_that_are_not_finite_are_noticed(tmp_path: Path) -> None:
     task = with_model(task_on(written(tmp_path)))
     with torch.no_grad():
-        task.model.readout.bias[0] = math.nan  # type: ignore[union-attr,index]
+        task.model.lm_head.bias[0] = math.nan  # type: ignore[union-attr,index]
     for use in (lambda: task.generate("One"), lambda: task.generate("One", beam=2), lambda: task.score("One", "O")):
         with pytest.raises(UserError, match="not finite"):
             use()

@@ -277,9 +277,9 @@ def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp
     assert large.patches.grid == (4, 4)
     assert large.patches.mean == small.patches.mean  # type: ignore[attr-defined]
     ours, theirs = large.model.state_dict(), small.model.state_dict()
-    assert ours["body.positions.table"].shape == (17, 16)
-    assert torch.equal(ours["body.positions.table"][0], theirs["body.positions.table"][0])
-    assert torch.equal(ours["readout.weight"], theirs["readout.weight"])
+    assert ours["backbone.positions.table"].shape == (17, 16)
+    assert torch.equal(ours["backbone.positions.table"][0], theirs["backbone.positions.table"][0])
+    assert torch.equal(ours["head.weight"], theirs["head.weight"])
     with pytest.raises(UserError, match=r"--resolution 18: .* has patches of 4 × 4 pixels, which do not fit"):
         tokenloom.train(
             run[1], task="image-classification", init=str(run[0]), resolution="18", steps=1, out=tmp_path / "no"

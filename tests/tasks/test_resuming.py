@@ -214,7 +214,7 @@ def test_a_training_that_breaks_down_keeps_its_last_good_state(
             events.append(event)
             if isinstance(event, StepFinished) and event.step == 12:
                 with torch.no_grad():
-                    fitting.task.model.readout.bias[0] = math.nan  # type: ignore[union-attr, index, operator]
+                    fitting.task.model.lm_head.bias[0] = math.nan  # type: ignore[union-attr, index, operator]
 
     with pytest.raises(NonFiniteLoss, match="step 13: the loss is nan"):
         go_on()

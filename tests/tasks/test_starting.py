@@ -1,4 +1,4 @@
-"""Starting from another run: the body's weights come along, the readout starts fresh, other bodies are refused."""
+"""Starting from another run: the backbone's weights come along, the head starts fresh, other bodies are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,10 @@ def started(folder: Path, out: str, **settings: Any) -> tuple[list[Event], dict[
 def test_the_body_comes_along_and_the_readout_starts_fresh(folder: Path) -> None:
     events, weights = started(folder, "still", steps=1, lr=0.0)
     (event,) = (event for event in events if isinstance(event, InitializedFrom))
-    assert event.fresh == ["readout.weight", "readout.bias"]
+    assert event.fresh == ["head.weight", "head.bias"]
     origin = read_tensors(folder / "filled" / "model.safetensors")
     assert event.taken == len(origin) - 2
-    assert all(torch.equal(weights[name], origin[name]) for name in origin if not name.startswith("readout."))
+    assert all(torch.equal(weights[name], origin[name]) for name in origin if not name.startswith("head."))
     config = RunFolder(folder / "still").read_config()
     assert config["training"]["init"] == str(folder / "filled")
     assert config["settings"]["width"] == 16
@@ -58,7 +58,7 @@ def test_all_is_trained_or_the_head_alone(folder: Path) -> None:
             for name in origin
             if weights[name].shape != origin[name].shape or not torch.equal(weights[name], origin[name])
         }
-        assert moved == ({"body", "readout"} if train == "all" else {"readout"})
+        assert moved == ({"backbone", "head"} if train == "all" else {"head"})
 
 
 def test_a_head_alone_resumes_bit_for_bit(folder: Path) -> None:
@@ -116,6 +116,8 @@ def test_the_first_difference_of_two_bodies_is_named(folder: Path) -> None:
     assert fitting.origin is not None
     with torch.no_grad():
         model: Any = fitting.origin.model
-        model.body.transformer.layers[1].mlp.W_in.weight = torch.nn.Parameter(torch.zeros(3, 16))
-    with pytest.raises(UserError, match=r"body.transformer.layers.1.mlp.W_in.weight has shape \(3, 16\) there, and"):
+        model.backbone.transformer.layers[1].mlp.W_in.weight = torch.nn.Parameter(torch.zeros(3, 16))
+    with pytest.raises(
+        UserError, match=r"backbone.transformer.layers.1.mlp.W_in.weight has shape \(3, 16\) there, and"
+    ):
         list(fitting)

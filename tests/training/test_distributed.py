@@ -243,7 +243,7 @@ def _many_things(processes: DistributedGroup, folder: Path) -> dict[str, Any]:
     # The weights of the first process are those of all.
     model = tiny_gpt(seed=rank)
     processes.wrap(model, False)
-    found["spread"] = float(model.readout.weight.detach().abs().sum())
+    found["spread"] = float(model.lm_head.weight.detach().abs().sum())
     # Muon on parts orthogonalizes the whole matrix, as it does on one process.
     found["muon"] = max(_muon(processes, shape) for shape in ((12, 8), (7, 16), (1, 5)))
     # One validation sample for two processes; and one that asks to stop.

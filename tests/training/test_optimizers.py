@@ -51,7 +51,7 @@ def test_muon_moves_the_hidden_matrices_and_adamw_the_rest(style: str) -> None:
     if style == "chapter":
         assert {name for name in rest if name.startswith("positions")}
         assert any(name.endswith("mlp.W_in.bias") for name in rest)
-    for name in ("tokens.weight", "readout.weight", "readout.bias"):
+    for name in ("tokens.weight", "lm_head.weight", "lm_head.bias"):
         assert name in rest
     assert {name for name, p in model.named_parameters() if p.dim() < 2} <= set(rest)
 
@@ -96,8 +96,8 @@ def test_a_parameter_outside_the_groups_is_caught() -> None:
 def test_a_parameter_in_two_groups_and_a_foreign_one_are_caught() -> None:
     model = model_of("modern")
     optimizers = make_optimizers(model, MUON)
-    twice = torch.optim.AdamW([model.readout.weight])
-    with pytest.raises(ValueError, match=r"in several \['readout.weight'\]"):
+    twice = torch.optim.AdamW([model.lm_head.weight])
+    with pytest.raises(ValueError, match=r"in several \['lm_head.weight'\]"):
         check_groups(model, [*optimizers, twice])
     foreign = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
     with pytest.raises(ValueError, match="1 are not the model's"):
@@ -106,9 +106,9 @@ def test_a_parameter_in_two_groups_and_a_foreign_one_are_caught() -> None:
 
 def test_tied_weights_are_moved_once() -> None:
     model = model_of("modern")
-    model.readout.weight = model.tokens.weight
+    model.lm_head.weight = model.tokens.weight
     found = groups(model, MUON)
-    assert "readout.weight" not in found
+    assert "lm_head.weight" not in found
     assert found["tokens.weight"] == [("AdamW", 0.01, 0.0)]
 
 
@@ -136,8 +136,8 @@ def test_state_as_tensors_and_back_goes_on_bit_for_bit(kind: str) -> None:
     saved = {name: tensor.clone() for name, tensor in tensors.items()}
     if kind == "muon":
         assert "1/transformer.layers.0.attention.W_q.weight/momentum_buffer" in tensors
-    assert "0/readout.weight/exp_avg_sq" in tensors
-    assert tensors["0/readout.weight/step"] == 3
+    assert "0/lm_head.weight/exp_avg_sq" in tensors
+    assert tensors["0/lm_head.weight/step"] == 3
 
     other = Trainer(NextToken(), tiny_gpt(), settings, batches_of(settings))
     other.model.load_state_dict(straight.model.state_dict())
@@ -160,11 +160,11 @@ def test_what_was_loaded_is_a_copy() -> None:
     tensors = state_tensors(one.model, one.optimizers)
     load_state_tensors(two.model, two.optimizers, tensors)
     one.step(1, 9)
-    assert state_tensors(two.model, two.optimizers)["0/readout.weight/step"] == 1
+    assert state_tensors(two.model, two.optimizers)["0/lm_head.weight/step"] == 1
 
 
 @pytest.mark.parametrize(
-    "key", ["0/elsewhere/exp_avg", "5/readout.weight/exp_avg", "0/transformer.layers.0.attention.W_q.weight/exp_avg"]
+    "key", ["0/elsewhere/exp_avg", "5/lm_head.weight/exp_avg", "0/transformer.layers.0.attention.W_q.weight/exp_avg"]
 )
 def test_state_of_another_model_or_optimizer_is_refused(key: str) -> None:
     """With Muon, W_q is not moved by the optimizer number 0."""

@@ -41,7 +41,7 @@ class Masked(nn.Module):
         places = text.positions_or_count(relative=True)
         X = self.gpt.positions.add(self.gpt.tokens(text.tokens), places)
         position_info = self.gpt.positions.position_info(places, places, X.dtype)
-        logits: Tensor = self.gpt.readout(self.gpt.transformer(X, mask=self.mask, position_info=position_info))
+        logits: Tensor = self.gpt.lm_head(self.gpt.transformer(X, mask=self.mask, position_info=position_info))
         return logits
 
 

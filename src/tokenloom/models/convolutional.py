@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class ConvolutionalNetwork(nn.Module):
-    """Blocks, and a linear readout of what is left: logits (B, outputs) for the stream "image", whose tokens are
+    """Blocks, and a linear head of what is left: logits (B, outputs) for the stream "image", whose tokens are
     single pixels (B, H · W, C)."""
 
     def __init__(self, config: ConvolutionalConfig, seed: int = 0) -> None:
@@ -59,33 +59,33 @@ class ConvolutionalNetwork(nn.Module):
         self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(widths))
         left = widths[-1] * -(-H // 2**config.depth) * -(-W // 2**config.depth)
         self.dropout = nn.Dropout(config.dropout)
-        self.readout = nn.Linear(left, config.outputs)
+        self.head = nn.Linear(left, config.outputs)
         table = [
             ("*.convolution.weight", _by_inputs),
             ("*.norm.weight", constant(1.0)),
             ("*.bias", constant(0.0)),
-            ("readout.weight", constant(0.0)),
+            ("head.weight", constant(0.0)),
         ]
         initialize(self, table, torch.Generator().manual_seed(seed))
 
     @property
     def places(self) -> dict[str, int]:
-        """At how many places of a picture each map is applied, by its name; the readout once."""
+        """At how many places of a picture each map is applied, by its name; the head once."""
         _, H, W = self.config.shape
         found = {
             f"blocks.{block}.convolution": -(-H // 2**block) * -(-W // 2**block) for block in range(self.config.depth)
         }
-        return {**found, "readout": 1}
+        return {**found, "head": 1}
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, outputs)."""
-        pixels = batch["image"].tokens.to(self.readout.weight.dtype)
+        pixels = batch["image"].tokens.to(self.head.weight.dtype)
         X = pixels.transpose(1, 2).reshape(-1, *self.config.shape)
         for number, block in enumerate(self.blocks):
             X = block(X)
             if hooks is not None:
                 X = hooks.record(f"blocks.{number}", X)
-        logits: Tensor = self.readout(self.dropout(X.flatten(1)))
+        logits: Tensor = self.head(self.dropout(X.flatten(1)))
         return logits if hooks is None else hooks.record("logits", logits)
 
 

@@ -1,7 +1,7 @@
 """A transformer encoder: every token looks at every other, and what is read from the features depends on the task.
 
-Devlin et al. 2019 ("BERT"); Bishop & Bishop, section 12.3.2. The body is one for all tasks, so that its weights carry
-over from one to another; the readout is each task's own. The styles are those of `gpt.py`.
+Devlin et al. 2019 ("BERT"); Bishop & Bishop, section 12.3.2. The backbone is one for all tasks, so that its weights carry
+over from one to another; the head is each task's own. The styles are those of `gpt.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READS = ("tokens", "class", "mean")
 class EncoderConfig(GPTConfig):
     """Sizes and parts as in `GPTConfig`.
 
-    outputs: logits of the readout. read: from what they are read: "tokens" (each token, for words to be filled in and
+    outputs: logits of the head. read: from what they are read: "tokens" (each token, for words to be filled in and
     for labels of words), "class" (the first real token of a row, which is the class token), or "mean" (over all real
     tokens).
     """
@@ -71,28 +71,28 @@ def _mask(text: Stream) -> Mask | None:
 
 
 class Encoder(nn.Module):
-    """The body and a linear readout."""
+    """The backbone and a linear head."""
 
     def __init__(self, config: EncoderConfig, seed: int = 0) -> None:
         super().__init__()
         if config.read not in READS:
-            raise ValueError(f"no readout {config.read!r}: there are {', '.join(READS)}")
+            raise ValueError(f"no head {config.read!r}: there are {', '.join(READS)}")
         self.config = config
-        self.body = EncoderBackbone(config, seed)
-        self.readout = nn.Linear(config.width, config.outputs)
-        # A generator of its own: the readout starts the same whatever the body is.
-        rows = [(name.removeprefix("readout."), rule) for name, rule in head_init(config)]
-        initialize(self.readout, rows, torch.Generator().manual_seed(seed + 1))
+        self.backbone = EncoderBackbone(config, seed)
+        self.head = nn.Linear(config.width, config.outputs)
+        # A generator of its own: the head starts the same whatever the backbone is.
+        rows = [(name.removeprefix("lm_head."), rule) for name, rule in head_init(config)]
+        initialize(self.head, rows, torch.Generator().manual_seed(seed + 1))
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits for the stream "text": (B, N, outputs) when read from each token, else (B, outputs)."""
         text = batch["text"]
-        X: Tensor = self.body(text, hooks)
+        X: Tensor = self.backbone(text, hooks)
         if self.config.read == "class":
             X = class_token(X, text.real)
         elif self.config.read == "mean":
             X = mean_over_real(X, text.real)
-        logits: Tensor = self.readout(X)
+        logits: Tensor = self.head(X)
         return logits if hooks is None else hooks.record("logits", logits)
 
 

@@ -87,7 +87,7 @@ def _table(config: EncoderDecoderConfig) -> Table:
         rest: Table = [
             ("*.W_[qkvo].weight", normal_by_inputs()),
             ("*.mlp.*", framework_linear),
-            ("readout.*", framework_linear),
+            ("lm_head.*", framework_linear),
         ]
         return [*common, *rest]
     rest = [
@@ -98,14 +98,14 @@ def _table(config: EncoderDecoderConfig) -> Table:
         ("*.W_o.weight", constant(0.0)),
         ("*.mlp.W_out.weight", constant(0.0)),
         ("*.mlp.*.bias?", constant(0.0)),
-        ("readout.weight", normal_by_inputs(0.5)),
-        ("readout.bias", constant(0.0)),
+        ("lm_head.weight", normal_by_inputs(0.5)),
+        ("lm_head.bias", constant(0.0)),
     ]
     return [*common, *rest]
 
 
 class EncoderDecoder(nn.Module):
-    """Source tokens → encoder; start and target tokens → causal decoder that looks at it → linear readout.
+    """Source tokens → encoder; start and target tokens → causal decoder that looks at it → linear head.
 
     Reads the streams "source" and "target"; the target's begins with the id `start` = target_vocab. Predicts at each
     token of the target the next one.
@@ -125,7 +125,7 @@ class EncoderDecoder(nn.Module):
         end = make_norm(c.norm, c.width) if c.memory_norm else None
         self.encoder = Transformer([self._layer(cross=False) for _ in range(c.depth)], end)
         self.decoder = Transformer([self._layer(cross=True) for _ in range(c.depth)], make_norm(c.norm, c.width))
-        self.readout = nn.Linear(c.width, c.target_vocab)
+        self.lm_head = nn.Linear(c.width, c.target_vocab)
         initialize(self, _table(c), torch.Generator().manual_seed(seed))
 
     def _layer(self, *, cross: bool) -> TransformerLayer:
@@ -165,7 +165,7 @@ class EncoderDecoder(nn.Module):
         position_info = self.target_positions.position_info(positions, positions, X.dtype)
         inner = None if hooks is None else hooks.scope("decoder")
         X = self.decoder(X, mask=mask, position_info=position_info, memory=memory, memory_mask=memory_mask, hooks=inner)
-        logits: Tensor = self.readout(X)
+        logits: Tensor = self.lm_head(X)
         return logits if hooks is None else hooks.record("logits", logits)
 
     def encode(self, source: Stream, hooks: Hooks | None = None) -> tuple[Tensor, Mask | None]:
@@ -192,7 +192,7 @@ class EncoderDecoder(nn.Module):
         X = self.decoder(
             X, mask=mask, position_info=position_info, memory=state.memory, memory_mask=memory_mask, cache=state.cache
         )
-        logits: Tensor = self.readout(X)
+        logits: Tensor = self.lm_head(X)
         return logits
 
     def decoder_of(self, batch: Batch) -> Translator:
@@ -231,7 +231,7 @@ class Translator:
     @torch.no_grad()
     def __init__(self, model: EncoderDecoder, source: Stream) -> None:
         self.model, self.vocab_size = model, model.vocab_size
-        self.device = model.readout.weight.device
+        self.device = model.lm_head.weight.device
         self._memory, _ = model.encode(source.to(self.device))
         self._real = None if source.real is None else source.real.to(self.device)
 

@@ -129,11 +129,11 @@ class Folded:
     heads: tuple[int, int, int]
     layers: list[FoldedLayer]
     norm: Norm
-    readout: FoldedMap
+    lm_head: FoldedMap
 
     @classmethod
     def of(
-        cls, tokens: nn.Embedding, positions: Positions, body: Transformer, readout: nn.Linear, context: int
+        cls, tokens: nn.Embedding, positions: Positions, backbone: Transformer, lm_head: nn.Linear, context: int
     ) -> Folded:
         table = tokens.weight.detach()
         places = torch.arange(context, device=table.device)[None]
@@ -142,34 +142,36 @@ class Folded:
             added = positions.add(table.new_zeros(1, context, table.shape[1]), places)[0]
         rotation = positions.rotation(places, table.dtype)
         angles = None if rotation is None else (rotation.cos[0, 0], rotation.sin[0, 0])
-        layers = [cast(TransformerLayer, layer) for layer in body.layers]
+        layers = [cast(TransformerLayer, layer) for layer in backbone.layers]
         first = layers[0].attention
-        assert body.norm is not None
+        assert backbone.norm is not None
         return cls(
             table,
             added,
             angles,
             (first.heads, first.kv_heads, first.head_width),
             [FoldedLayer.of(layer) for layer in layers],
-            Norm.of(body.norm),
-            FoldedMap.after(body.norm, [readout]),
+            Norm.of(backbone.norm),
+            FoldedMap.after(backbone.norm, [lm_head]),
         )
 
 
 @torch.no_grad()
 def fused_decode_step(
-    tokens: nn.Embedding, positions: Positions, body: Transformer, readout: nn.Linear, context: int
+    tokens: nn.Embedding, positions: Positions, backbone: Transformer, lm_head: nn.Linear, context: int
 ) -> Step | None:
     """The fastest step there is for these parts of a GPT, or None for a model that is large, or has parts that are not
     written out here. It has the weights of this moment. context: as many positions as there can be."""
     from tokenloom.models.fused_decode_kernel import KernelDecodeStep
     from tokenloom.models.fused_decode_numpy import NumpyDecodeStep
 
-    known = type(positions) in (Positions, Rotary, Learned, Sinusoidal) and _is_norm(body.norm) and len(body.layers)
-    small = sum(p.numel() for p in body.parameters()) <= MOST_NUMBERS
-    if not (known and small and all(map(_is_known, body.layers))):
+    known = (
+        type(positions) in (Positions, Rotary, Learned, Sinusoidal) and _is_norm(backbone.norm) and len(backbone.layers)
+    )
+    small = sum(p.numel() for p in backbone.parameters()) <= MOST_NUMBERS
+    if not (known and small and all(map(_is_known, backbone.layers))):
         return None
-    parts = Folded.of(tokens, positions, body, readout, context)
+    parts = Folded.of(tokens, positions, backbone, lm_head, context)
     return KernelDecodeStep.of(parts) or NumpyDecodeStep.of(parts) or FusedDecodeStep(parts)
 
 
@@ -189,7 +191,7 @@ class FusedDecodeStep:
         angles = None if parts.angles is None else (parts.angles[0][n], parts.angles[1][n])
         for layer, K, V in zip(parts.layers, cache.keys, cache.values, strict=True):
             X = self._layer(layer, X, n, K, V, angles)
-        return parts.readout(parts.norm(X))
+        return parts.lm_head(parts.norm(X))
 
     def _layer(
         self, layer: FoldedLayer, X: Tensor, n: int, K: Tensor, V: Tensor, angles: tuple[Tensor, Tensor] | None

@@ -78,13 +78,13 @@ class KernelDecodeStep:
 
 def _packed(parts: Folded) -> Tensor:
     """All weights as decode.cpp reads them, one after the other: of each layer the scales of its heads and four maps,
-    then the readout. A map is panels of 16 columns, each (in, 16), then the bias; zeros where there is no more."""
+    then the head. A map is panels of 16 columns, each (in, 16), then the bias; zeros where there is no more."""
     H, Hk, Dh = parts.heads
     pieces: list[Tensor | FoldedMap] = []
     for x in parts.layers:
         ones = parts.table.new_ones(H + Hk, Dh) if x.head_scale is None else x.head_scale
         pieces += [ones, x.qkv, x.out, x.into, x.back]
-    pieces.append(parts.readout)
+    pieces.append(parts.lm_head)
     weights = parts.table.new_zeros(sum(map(_room, pieces)))
     for piece, slot in zip(pieces, torch.split(weights, [_room(piece) for piece in pieces]), strict=True):
         if isinstance(piece, Tensor):

@@ -81,7 +81,7 @@ class NumpyDecodeStep:
             kept[number, 1, :, :, n] = place.V
             Y = F.scaled_dot_product_attention(place.Q_t, seen[2 * number], seen[2 * number + 1])
             self._rest(layer, place, Y.reshape(B, -1))
-        return parts.readout(place.norm(parts.norm))
+        return parts.lm_head(place.norm(parts.norm))
 
     def _rest(self, layer: FoldedLayer, place: _Place, Y: Tensor) -> None:
         """From the mixed values to the end of the layer."""

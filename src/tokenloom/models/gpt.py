@@ -113,8 +113,8 @@ def backbone_init(config: GPTConfig) -> Table:
 def head_init(config: GPTConfig) -> Table:
     """How the linear map from features to logits starts."""
     if config.start == "chapter":
-        return [("readout.*", framework_linear)]
-    return [("readout.weight", normal_by_inputs(0.5)), ("readout.bias", constant(0.0))]
+        return [("lm_head.*", framework_linear)]
+    return [("lm_head.weight", normal_by_inputs(0.5)), ("lm_head.bias", constant(0.0))]
 
 
 def make_layer(config: GPTConfig) -> TransformerLayer:
@@ -131,7 +131,7 @@ def make_layer(config: GPTConfig) -> TransformerLayer:
 
 
 class GPT(nn.Module):
-    """Token embedding + positions → causal transformer → linear readout. Predicts token n+1 at token n."""
+    """Token embedding + positions → causal transformer → linear head. Predicts token n+1 at token n."""
 
     # What causality halves the pairs of, for who counts operations (`planning/estimate.py`).
     causal: ClassVar[tuple[str, ...]] = ("*",)
@@ -145,7 +145,7 @@ class GPT(nn.Module):
         if config.window is not None and not is_relative(self.positions):
             raise ValueError(f"a window needs relative positions, and {config.positions['kind']!r} ones are not")
         self.transformer = Transformer([make_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
-        self.readout = nn.Linear(D, config.vocab_size)
+        self.lm_head = nn.Linear(D, config.vocab_size)
         initialize(self, [*backbone_init(config), *head_init(config)], torch.Generator().manual_seed(seed))
 
     @property
@@ -175,7 +175,7 @@ class GPT(nn.Module):
             X = hooks.record("embedded", X)
         position_info = self.positions.position_info(positions, key_positions, X.dtype)
         X = self.transformer(X, mask=mask, position_info=position_info, cache=cache, hooks=hooks)
-        logits: Tensor = self.readout(X)
+        logits: Tensor = self.lm_head(X)
         return logits if hooks is None else hooks.record("logits", logits)
 
     def _mask(self, text: Stream) -> Mask:
@@ -197,7 +197,7 @@ class GPT(nn.Module):
         kept = cache.lengths.new_zeros(batch, 0 if c.window is not None else c.context)
         lean = None
         if c.window is None:
-            lean = fused_decode_step(self.tokens, self.positions, self.transformer, self.readout, c.context)
+            lean = fused_decode_step(self.tokens, self.positions, self.transformer, self.lm_head, c.context)
         return GPTState(cache, kept, cache.lengths, lean)
 
     @torch.no_grad()

@@ -57,7 +57,7 @@ class ImageGPTConfig:
 
 
 class ImageGPT(nn.Module):
-    """Class or cell + row and column of the next cell + the three cells above it → causal transformer → readout.
+    """Class or cell + row and column of the next cell + the three cells above it → causal transformer → head.
 
     Reads the stream "cells": (B, N) ids, first that of the class, then those of the cells before the one predicted.
     """
@@ -76,7 +76,7 @@ class ImageGPT(nn.Module):
         # One more id: there is no such cell.
         self.above = nn.ModuleList([nn.Embedding(c.vocab_size + 1, c.width) for _ in ABOVE])
         self.transformer = Transformer([make_layer(gpt) for _ in range(c.depth)], make_norm(gpt.norm, c.width))
-        self.readout = nn.Linear(c.width, c.vocab_size)
+        self.lm_head = nn.Linear(c.width, c.vocab_size)
         own = [(f"{name}.weight", normal(0.5)) for name in ("rows", "columns", "class_everywhere", "above.*")]
         table = [*own, *(row for row in backbone_init(gpt) if not row[0].startswith("positions")), *head_init(gpt)]
         initialize(self, table, torch.Generator().manual_seed(seed))
@@ -98,7 +98,7 @@ class ImageGPT(nn.Module):
     def _read(self, X: Tensor, mask: Mask | None, cache: KeyValueCache | None, hooks: Hooks | None) -> Tensor:
         X = X if hooks is None else hooks.record("embedded", X)
         X = self.transformer(X, mask=mask, cache=cache, hooks=hooks)
-        logits: Tensor = self.readout(X)
+        logits: Tensor = self.lm_head(X)
         return logits if hooks is None else hooks.record("logits", logits)
 
     def _embedded(self, tokens: Tensor, known: Tensor, places: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class ImageGPT(nn.Module):
     def start(self, batch: int, rows: Sequence[int] | None = None) -> ImageState:
         """The state of rows that have read nothing, not even a class."""
         c = self.config
-        like = self.readout.weight.detach()
+        like = self.lm_head.weight.detach()
         cache = KeyValueCache(c.depth, (batch, c.heads, c.cells, c.width // c.heads), like)
         return ImageState(cache, cache.lengths.new_zeros(batch, c.cells))
 
@@ -178,7 +178,7 @@ class ClassifierFreeGuidance:
 
     def __init__(self, model: ImageGPT, guidance: float) -> None:
         self.model, self.guidance = model, guidance
-        self.vocab_size, self.device = model.vocab_size, model.readout.weight.device
+        self.vocab_size, self.device = model.vocab_size, model.lm_head.weight.device
 
     def start(self, batch: int, rows: Sequence[int] | None = None) -> GuidedState:
         """The state of rows that have read nothing."""

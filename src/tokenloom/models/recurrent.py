@@ -1,4 +1,4 @@
-"""Recurrent language models: embedding → recurrent layers → linear readout. They predict token n+1 at token n.
+"""Recurrent language models: embedding → recurrent layers → linear head. They predict token n+1 at token n.
 
 What is known of the past is a state of fixed size, so that a text may be of any length; a prediction costs the same
 at each place. Bengio et al. 2003 and Mikolov et al. 2010 for language models, `nn/recurrent.py` for the layers.
@@ -42,7 +42,7 @@ class RecurrentConfig:
 
 
 class RecurrentLM(nn.Module):
-    """A stack of recurrent layers over embedded tokens, with dropout on what goes into each and into the readout."""
+    """A stack of recurrent layers over embedded tokens, with dropout on what goes into each and into the head."""
 
     def __init__(self, config: RecurrentConfig, seed: int = 0) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class RecurrentLM(nn.Module):
         inputs = [c.embedding or c.vocab_size, *[c.width] * (c.depth - 1)]
         self.layers = nn.ModuleList([CELLS[c.cell](size, c.width) for size in inputs])
         self.dropout = nn.Dropout(c.dropout)
-        self.readout = nn.Linear(c.width, c.vocab_size)
+        self.lm_head = nn.Linear(c.width, c.vocab_size)
         initialize(self, _table(c), torch.Generator().manual_seed(seed))
 
     @property
@@ -81,7 +81,7 @@ class RecurrentLM(nn.Module):
                 _, state = self._read(before.tokens, None, starts[:, :known])
             starts = starts[:, known:]
         Y, _ = self._read(text.tokens, state, starts, hooks)
-        logits: Tensor = self.readout(Y)
+        logits: Tensor = self.lm_head(Y)
         return logits if hooks is None else hooks.record("logits", logits)
 
     def _read(
@@ -100,7 +100,7 @@ class RecurrentLM(nn.Module):
 
     def start(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
         """The state of rows that have read nothing."""
-        like = self.readout.weight.detach().new_zeros(batch, 1, 1)
+        like = self.lm_head.weight.detach().new_zeros(batch, 1, 1)
         lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return RecurrentState([initial_state(layer, like) for layer in self._stack()], lengths)
 
@@ -123,7 +123,7 @@ class RecurrentLM(nn.Module):
         for layer, old in zip(self._stack(), state.layers, strict=True):
             Y, new = counted_through(layer, Y, old, taken)
             after.append(new)
-        logits = self.readout(Y)
+        logits = self.lm_head(Y)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits.log_softmax(-1), RecurrentState(after, state.lengths + taken)
 
@@ -172,8 +172,8 @@ def _table(config: RecurrentConfig) -> Table:
         ("*.cell.weight_*?", _by_width),
         ("*.cell.bias_ih_*?", _remembering),
         ("*.cell.bias_hh_*?", constant(0.0)),
-        ("readout.weight", normal_by_inputs() if config.cell == "rnn" else framework_linear),
-        ("readout.bias", constant(0.0)),
+        ("lm_head.weight", normal_by_inputs() if config.cell == "rnn" else framework_linear),
+        ("lm_head.bias", constant(0.0)),
     ]
 
 

@@ -55,16 +55,16 @@ _TABLE: Table = [
     ("*.W_[qkvo].weight?", normal_by_inputs()),
     ("bridge.weight", normal_by_inputs()),
     ("join.weight?", normal_by_inputs()),
-    ("readout.weight", normal_by_inputs(0.5)),
+    ("lm_head.weight", normal_by_inputs(0.5)),
     ("*.bias", constant(0.0)),
 ]
 
 
 class RecurrentTranslator(nn.Module):
-    """Source tokens → a recurrent network in both directions → start and target tokens → another → linear readout.
+    """Source tokens → a recurrent network in both directions → start and target tokens → another → linear head.
 
     Gated recurrent units (Cho et al. 2014). The decoder's layer l starts from h = tanh(W [last state of each direction
-    of the encoder's layer l]). With attention, c = attention(its output o, all states of the encoder), and the readout
+    of the encoder's layer l]). With attention, c = attention(its output o, all states of the encoder), and the head
     reads tanh(W [o; c]) in the place of o. Streams and ids as in `EncoderDecoder`.
     """
 
@@ -81,7 +81,7 @@ class RecurrentTranslator(nn.Module):
         self.cross = MultiHeadAttention(D, 1) if c.attention else None
         self.join = nn.Linear(2 * D, D) if c.attention else None
         self.dropout = nn.Dropout(c.dropout)
-        self.readout = nn.Linear(D, c.target_vocab)
+        self.lm_head = nn.Linear(D, c.target_vocab)
         initialize(self, _TABLE, torch.Generator().manual_seed(seed))
 
     @property
@@ -150,7 +150,7 @@ class RecurrentTranslator(nn.Module):
             mask, inner = None if real is None else Padding(real), None if hooks is None else hooks.scope("cross")
             C = self.cross(O, memory, mask=mask, cache=cache, hooks=inner)
             O = self.dropout(torch.tanh(self.join(torch.cat((O, C), -1))))
-        logits: Tensor = self.readout(O)
+        logits: Tensor = self.lm_head(O)
         return logits if hooks is None else hooks.record("logits", logits)
 
     def decoder_of(self, batch: Batch) -> RecurrentSteps:
@@ -196,7 +196,7 @@ class RecurrentSteps:
     @torch.no_grad()
     def __init__(self, model: RecurrentTranslator, source: Stream) -> None:
         self.model, self.vocab_size = model, model.vocab_size
-        self.device = model.readout.weight.device
+        self.device = model.lm_head.weight.device
         self._memory, self._real, self._hidden = model.encode(source.to(self.device))
 
     def start(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:

@@ -32,7 +32,7 @@ class ClassifierConfig(EncoderConfig):
 class ClassificationHead(nn.Module):
     """W [x_class; mean_n x_n; max_n x_n] + b + Σ_g e(g) / √G over the G n-grams g of the text.
 
-    Everything starts at zero, so that a fresh readout gives each class the same probability.
+    Everything starts at zero, so that a fresh head gives each class the same probability.
     """
 
     def __init__(self, config: ClassifierConfig) -> None:
@@ -44,7 +44,7 @@ class ClassificationHead(nn.Module):
         initialize(self, [("*", constant(0.0))], torch.Generator())
 
     def forward(self, X: Tensor, text: Stream) -> Tensor:
-        """X: the body's features (B, N, D) of the stream → logits (B, outputs)."""
+        """X: the backbone's features (B, N, D) of the stream → logits (B, outputs)."""
         pooled = torch.cat((class_token(X, text.real), mean_over_real(X, text.real), _maximum(X, text.real)), dim=-1)
         logits: Tensor = self.pooled(self.dropout(pooled))
         if self.bag is not None:
@@ -78,17 +78,17 @@ def _maximum(X: Tensor, real: Tensor | None) -> Tensor:
 
 
 class TextClassifier(nn.Module):
-    """The encoder's body and a `ClassificationHead`: logits (B, outputs) for the stream "text", whose rows begin with the class
+    """The encoder's backbone and a `ClassificationHead`: logits (B, outputs) for the stream "text", whose rows begin with the class
     token."""
 
     def __init__(self, config: ClassifierConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.body = EncoderBackbone(config, seed)
-        self.readout = ClassificationHead(config)
+        self.backbone = EncoderBackbone(config, seed)
+        self.head = ClassificationHead(config)
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, outputs)."""
         text = batch["text"]
-        logits: Tensor = self.readout(self.body(text, hooks), text)
+        logits: Tensor = self.head(self.backbone(text, hooks), text)
         return logits if hooks is None else hooks.record("logits", logits)

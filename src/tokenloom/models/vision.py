@@ -128,21 +128,21 @@ def _layer(config: VisionConfig) -> TransformerLayer:
 
 
 class VisionTransformer(nn.Module):
-    """The body and a linear readout: logits (B, outputs) for the stream "image" of patches (B, N, P)."""
+    """The backbone and a linear head: logits (B, outputs) for the stream "image" of patches (B, N, P)."""
 
     def __init__(self, config: VisionConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.body = VisionBackbone(config)
-        self.readout = nn.Linear(config.width, config.outputs)
+        self.backbone = VisionBackbone(config)
+        self.head = nn.Linear(config.width, config.outputs)
         initialize(self, _table(config), torch.Generator().manual_seed(seed))
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, outputs). No token sees a patch that is not real."""
         image = batch["image"]
-        X = self.body(image.tokens, image.real, image.positions_or_count(), hooks)
+        X = self.backbone(image.tokens, image.real, image.positions_or_count(), hooks)
         X = X[:, 0] if self.config.read == "class" else mean_over_real(X, image.real)
-        logits: Tensor = self.readout(X)
+        logits: Tensor = self.head(X)
         return logits if hooks is None else hooks.record("logits", logits)
 
 
@@ -150,10 +150,10 @@ def _table(config: VisionConfig) -> Table:
     modern = config.start == "modern"
     last = constant(0.0) if modern else normal_by_inputs()
     return [
-        ("body.embedding.weight", normal_by_inputs()),
-        ("body.embedding.bias", constant(0.0)),
-        ("body.class_token?", normal(0.02)),
-        ("body.positions.table?", normal(0.02)),
+        ("backbone.embedding.weight", normal_by_inputs()),
+        ("backbone.embedding.bias", constant(0.0)),
+        ("backbone.class_token?", normal(0.02)),
+        ("backbone.positions.table?", normal(0.02)),
         ("*.W_[qkv].weight", normal_by_inputs()),
         ("*.mlp.W_in.weight", normal_by_inputs()),
         ("*.mlp.W_gate.weight?", normal_by_inputs()),
@@ -162,6 +162,6 @@ def _table(config: VisionConfig) -> Table:
         ("*.mlp.W_out.weight", last),
         ("*.bias?", constant(0.0)),
         ("*norm*.weight?", constant(1.0)),
-        # Not zero, so that the body learns from the first step.
-        ("readout.weight", normal_by_inputs(0.5)),
+        # Not zero, so that the backbone learns from the first step.
+        ("head.weight", normal_by_inputs(0.5)),
     ]

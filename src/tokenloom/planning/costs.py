@@ -95,7 +95,7 @@ def layer_parameters(s: Sizes) -> int:
 
 
 def parameters(s: Sizes) -> int:
-    """All numbers that the model learns: L layers, the last norm, the embedding V D, the readout V D + V (they are not
+    """All numbers that the model learns: L layers, the last norm, the embedding V D, the head V D + V (they are not
     tied here), and N D for learned positions."""
     table = s.context * s.width if s.positions == "learned" else 0
     outside = 2 * s.vocab_size * s.width + s.vocab_size + s.width * NORM_PARAMETERS[s.norm]
@@ -103,14 +103,14 @@ def parameters(s: Sizes) -> int:
 
 
 def linear_numbers(s: Sizes) -> int:
-    """Numbers in all linear maps, the readout's among them: those that take part in products."""
+    """Numbers in all linear maps, the head's among them: those that take part in products."""
     return s.depth * layer_matrices(s) + s.vocab_size * s.width
 
 
 def flops_per_token(s: Sizes) -> int:
     """Floating-point operations to train one token: 6 × (numbers in linear maps) + 6 × L × D × N.
 
-    Kaplan et al. 2020, section 2.1, with the readout counted and the pairs that causality forbids left out. The same
+    Kaplan et al. 2020, section 2.1, with the head counted and the pairs that causality forbids left out. The same
     as `estimate.flops_per_token` says of a model that has been built. With a window of W tokens shorter than N, the
     pairs are those of W keys a query: 12 × L × D × W × (1 − W / 2N).
     """
@@ -178,7 +178,7 @@ def _mask_bytes(s: Sizes, work: Work) -> int:
 
 
 def activation_bytes(s: Sizes, work: Work) -> int:
-    """Bytes kept for the backward pass of a micro-batch: the layers', those of the last norm and the readout, the
+    """Bytes kept for the backward pass of a micro-batch: the layers', those of the last norm and the head, the
     log-softmax (4 V a token), ids and targets. In bfloat16 the products' copies of the matrices count too, 2 bytes a
     number.
 

@@ -52,6 +52,6 @@ def initialize_from(task: Task, origin: Task, run: str) -> InitializedFrom:
 
 
 def freeze_backbone(task: Task) -> None:
-    """Let nothing be trained but the readout."""
+    """Let nothing be trained but the head."""
     for name, parameter in task.model.named_parameters():
         parameter.requires_grad_(name.startswith(task.head))

@@ -53,7 +53,7 @@ class EncoderSettings(Options):
 class TextEncoderTask(Task):
     """A task whose model is an `Encoder` over the stream "text", each row of which begins with the class token."""
 
-    head: ClassVar[str] = "readout."
+    head: ClassVar[str] = "head."
     # Labeled data are soon known by heart.
     most_epochs: ClassVar[int] = 20
 

@@ -71,7 +71,7 @@ class ImageClassification(Classification):
     uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "look": LookOptions}
     things: ClassVar[str] = "pictures"
     unit: str = "nats a picture"
-    head: ClassVar[str] = "readout."
+    head: ClassVar[str] = "head."
 
     def __init__(self, settings: ImageClassificationSettings | None = None) -> None:
         super().__init__(settings)
@@ -184,7 +184,7 @@ class ImageClassification(Classification):
         self.settings = replace(s, **told, resolution=s.resolution or f"{H}x{W}")
 
     def adapt_tensor(self, name: str, value: Tensor, origin: Task) -> Tensor:
-        if name != "body.positions.table":
+        if name != "backbone.positions.table":
             return value
         old, new = (tuple(task.model_config["grid"]) for task in (origin, self))
         return resized_positions(value, old, new)

@@ -43,7 +43,7 @@ def cached(model, rows: Sequence[Tensor], *, largest: int, seed: int = 0) -> lis
     """
     chance = random.Random(seed)
     noise = torch.Generator().manual_seed(seed)
-    state = model.start(len(rows))
+    state = model.init_state(len(rows))
     alive = list(range(len(rows)))
     read = [0] * len(rows)
     results: list[list[Tensor]] = [[] for _ in rows]

@@ -161,7 +161,7 @@ def cached_uncached(s: Subject) -> float:
     worst = 0.0
     for cut, given in ((1, batch), (3, batch), (1, padded)):
         model = s.task.decoder(given)
-        log_probs, _ = _fed(model, ids, model.start(len(ids)), cut)
+        log_probs, _ = _fed(model, ids, model.init_state(len(ids)), cut)
         worst = max(worst, apart(log_probs, whole))
     return worst
 
@@ -182,14 +182,14 @@ def selected_alone(s: Subject) -> float:
     whole = s.model(batch).log_softmax(-1)
     half = ids.shape[1] // 2
     model = s.task.decoder(batch)
-    _, state = _fed(model, ids[:, :half], model.start(len(ids)))
+    _, state = _fed(model, ids[:, :half], model.init_state(len(ids)))
     chosen = torch.tensor([2, 0, 2])
     state = state.select(chosen)
     twice = chosen.repeat_interleave(2)
     repeat_rows, _ = _fed(model, ids[twice, half:], state.repeat(2))
     picked, _ = _fed(model, ids[chosen, half:], state)
     # The model may be made for some of the rows only, in an order of its own.
-    again, _ = _fed(model, ids[chosen], model.start(3, chosen.tolist()))
+    again, _ = _fed(model, ids[chosen], model.init_state(3, chosen.tolist()))
     expected = [(repeat_rows, whole[twice, half:]), (picked, whole[chosen, half:]), (again, whole[chosen])]
     return max(apart(a, b) for a, b in expected)
 
@@ -305,7 +305,7 @@ def native_apart(s: Subject) -> float:
     ids = s.batch().streams["text"].tokens[:, : model.config.context]
 
     def steps() -> Tensor:
-        state, found = model.start(len(ids)), []
+        state, found = model.init_state(len(ids)), []
         for n in range(ids.shape[1]):
             log_probs, state = model.step(ids[:, n : n + 1], state)
             found.append(log_probs)

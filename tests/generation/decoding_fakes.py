@@ -40,7 +40,7 @@ class TableModel:
         logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return cls((sharpness * logits).log_softmax(-1), memory)
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> FakeState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> FakeState:
         return FakeState(torch.full((batch, self.memory), -1), torch.zeros(batch, dtype=torch.int64))
 
     def next(self, last: Tensor) -> Tensor:

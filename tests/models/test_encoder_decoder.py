@@ -113,7 +113,7 @@ def test_the_memory_is_projected_once() -> None:
     calls = []
     for layer in model.decoder.layers:
         layer.cross.W_k.register_forward_hook(lambda *_: calls.append(1))
-    _, state = decoder.step(torch.tensor([[7]]), decoder.start(1))
+    _, state = decoder.step(torch.tensor([[7]]), decoder.init_state(1))
     assert len(calls) == 2
     for token in (1, 2, 3):
         _, state = decoder.step(torch.tensor([[token]]), state)
@@ -126,7 +126,7 @@ def test_rows_of_unequal_chunks() -> None:
     batch = batch_of([[1, 2, 3], [4, 5, 6]], [[7, 1, 2, 3], [7, 4, 5, 6]])
     expected = model(batch).log_softmax(-1)
     decoder = model.decoder_of(batch)
-    state = decoder.start(2, [1, 0])
+    state = decoder.init_state(2, [1, 0])
     one, state = decoder.step(torch.tensor([[7, 4, 5], [7, 0, 0]]), state, torch.tensor([3, 1]))
     two, state = decoder.step(torch.tensor([[6, 0], [1, 2]]), state, torch.tensor([1, 2]))
     assert state.lengths.tolist() == [4, 3]

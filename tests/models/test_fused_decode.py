@@ -1,4 +1,4 @@
-"""The lean step against the whole pass, for every part that it writes out; and what it leaves to the whole pass."""
+"""The fused decode step against the whole pass, for every part that it writes out; and what it leaves to the whole pass."""
 
 from typing import Any
 
@@ -62,11 +62,11 @@ def some_ids(rows: int = ROWS, tokens: int = TOKENS) -> Tensor:
 @torch.no_grad()
 def token_by_token(model: GPT, ids: Tensor, step: type[Step] | None) -> Tensor:
     """Log-probabilities (B, N, vocab) from steps of one token, by a step of this kind."""
-    state = model.start(len(ids))
-    assert state.lean is not None, "the lean step knows these parts"
+    state = model.init_state(len(ids))
+    assert state.decode_step is not None, "the fused decode step knows these parts"
     if step is FusedDecodeStep:
-        state.lean = FusedDecodeStep(parts_of(model))
-    assert step is None or type(state.lean) is step
+        state.decode_step = FusedDecodeStep(parts_of(model))
+    assert step is None or type(state.decode_step) is step
     logs = []
     for n in range(ids.shape[1]):
         log_probs, state = model.step(ids[:, n : n + 1], state)
@@ -124,9 +124,9 @@ def test_compiled_rows_may_have_any_lengths() -> None:
     model, ids = model_of("modern").float(), some_ids()
     counts = torch.tensor([5, 2, 7])
     whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
-    _, state = model.step(ids[:, :7], model.start(3), counts)
+    _, state = model.step(ids[:, :7], model.init_state(3), counts)
     calls = []
-    state.lean = counted(state.lean, calls)
+    state.decode_step = counted(state.decode_step, calls)
     for more in range(2):
         at = counts + more
         logs, state = model.step(ids.gather(1, at[:, None]), state)
@@ -162,17 +162,19 @@ def test_an_id_that_there_is_not_is_refused(native: str, monkeypatch: pytest.Mon
     model = model_of("modern").float()
     for wrong in (11, -12):
         with pytest.raises(IndexError):
-            model.step(torch.tensor([[wrong]]), model.start(1))
+            model.step(torch.tensor([[wrong]]), model.init_state(1))
 
 
 @needs_compiler
 def test_layers_that_differ_are_left_to_the_plain_step() -> None:
     model = model_of("modern").float()
-    assert isinstance(model.start(1).lean, KernelDecodeStep)
+    assert isinstance(model.init_state(1).decode_step, KernelDecodeStep)
     model.transformer.layers[1].mlp.activation = torch.tanh
-    assert isinstance(model.start(1).lean, NumpyDecodeStep)
-    assert isinstance(model_of("modern").start(1).lean, NumpyDecodeStep), "and so is float64"
-    assert isinstance(model_of("modern").bfloat16().start(1).lean, FusedDecodeStep), "half precision is torch's"
+    assert isinstance(model.init_state(1).decode_step, NumpyDecodeStep)
+    assert isinstance(model_of("modern").init_state(1).decode_step, NumpyDecodeStep), "and so is float64"
+    assert isinstance(model_of("modern").bfloat16().init_state(1).decode_step, FusedDecodeStep), (
+        "half precision is torch's"
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,20 +187,20 @@ def test_layers_that_differ_are_left_to_the_plain_step() -> None:
     ],
 )
 def test_other_parts_are_left_to_the_whole_pass(parts: dict[str, Any]) -> None:
-    assert model_of("modern", **parts).start(ROWS).lean is None
+    assert model_of("modern", **parts).init_state(ROWS).decode_step is None
 
 
 def test_so_are_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenloom.models.fused_decode.MOST_NUMBERS", 100)
-    assert model_of("modern").start(1).lean is None
+    assert model_of("modern").init_state(1).decode_step is None
 
 
 def test_a_state_has_the_weights_of_its_start_and_a_new_one_the_new_ones() -> None:
     model = model_of("modern")
     ids = torch.tensor([[3]])
-    before, _ = model.step(ids, model.start(1))
+    before, _ = model.step(ids, model.init_state(1))
     with torch.no_grad():
         model.transformer.layers[0].attention.W_v.weight.mul_(2)
-    after, _ = model.step(ids, model.start(1))
+    after, _ = model.step(ids, model.init_state(1))
     assert not torch.equal(before, after)
     torch.testing.assert_close(after[:, 0], model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)[:, 0])

@@ -86,7 +86,7 @@ def test_cached_is_uncached_with_shared_key_value_heads(window):
 def test_one_chunk_longer_than_the_context(kind):
     model = small_gpt(kind)
     (row,) = rows_of(25)
-    log_probs, state = model.step(row[None], model.start(1))
+    log_probs, state = model.step(row[None], model.init_state(1))
     torch.testing.assert_close(log_probs[0], uncached(model, row), atol=SMALL, rtol=0)
     assert state.lengths.tolist() == [25]
 
@@ -111,7 +111,7 @@ def test_rows_that_overflow_beside_rows_that_do_not():
     full, half = rows_of(8, 3)
     after = rows_of(5, 2, seed=3)
     prompts = torch.stack((full, F.pad(half, (0, 5), value=9)))
-    _, state = model.step(prompts, model.start(2), torch.tensor([8, 3]))
+    _, state = model.step(prompts, model.init_state(2), torch.tensor([8, 3]))
     chunk = torch.stack((after[0], F.pad(after[1], (0, 3), value=9)))
     log_probs, state = model.step(chunk, state, torch.tensor([5, 2]))
     long, short = (torch.cat(pair) for pair in zip((full, half), after, strict=True))
@@ -129,7 +129,7 @@ def test_forks_go_their_own_ways(window, length):
     """Two requests from one prompt, fed in turn, are the two texts; the state they came from stays as it was."""
     model = small_gpt("rotary", window=window)
     (prompt,) = rows_of(length)
-    _, origin = model.step(prompt[None], model.start(1))
+    _, origin = model.step(prompt[None], model.init_state(1))
     texts = [prompt, prompt]
     states = [origin.repeat(1), origin.select(torch.tensor([0]))]
     for token in (1, 2, 3, 4):
@@ -149,7 +149,7 @@ def test_select_and_fork_order(window):
     model = small_gpt("learned" if window is None else "none", window=window)
     rows = rows_of(2, 6, 12)
     tokens = torch.stack([F.pad(row, (0, 12 - len(row))) for row in rows])
-    _, state = model.step(tokens, model.start(3), torch.tensor([2, 6, 12]))
+    _, state = model.step(tokens, model.init_state(3), torch.tensor([2, 6, 12]))
     chosen = state.select(torch.tensor([2, 0, 2]))
     assert chosen.lengths.tolist() == [12, 2, 12]
     repeat_rows = state.repeat(2)
@@ -165,7 +165,7 @@ def test_select_and_fork_order(window):
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_state_holds_the_same_memory_for_ever(window):
     model = small_gpt("rotary", window=window)
-    state = model.start(2)
+    state = model.init_state(2)
     held = state.cache.nbytes
     slots = CONTEXT if window is None else window
     assert held == 2 * 2 * 2 * slots * 16 * 8  # layers, keys and values, rows, slots, features, bytes
@@ -173,7 +173,7 @@ def test_a_state_holds_the_same_memory_for_ever(window):
         log_probs, state = model.step(torch.tensor([[1, 2], [3, 4]]), state)
         assert not log_probs.requires_grad
         assert state.cache.nbytes == held
-        tensors = (state.cache.both, state.kept)
+        tensors = (state.cache.both, state.ids)
         assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in tensors)
     assert state.lengths.tolist() == [40, 40]
 
@@ -181,14 +181,14 @@ def test_a_state_holds_the_same_memory_for_ever(window):
 def test_log_probabilities_are_float32_or_wider():
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
         model = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2)).to(dtype).eval()
-        log_probs, _ = model.step(torch.tensor([[1, 2, 3]]), model.start(1))
+        log_probs, _ = model.step(torch.tensor([[1, 2, 3]]), model.init_state(1))
         assert log_probs.dtype == wide
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(1, 3, dtype=wide))
 
 
 def test_what_step_refuses():
     model = small_gpt("rotary")
-    other = small_gpt("rotary").start(2)
+    other = small_gpt("rotary").init_state(2)
     one = torch.tensor([[1], [2]])
     with pytest.raises(ValueError, match=r"2 rows wants tokens \(2, N\)"):
         model.step(one[:1], other)
@@ -253,7 +253,12 @@ def test_the_equality_functions_find_a_fault():
         def __init__(self, change):
             super().__init__()
             self.good, self.change = good, change
-            self.vocab_size, self.context, self.start, self.step = good.vocab_size, good.context, good.start, good.step
+            self.vocab_size, self.context, self.init_state, self.step = (
+                good.vocab_size,
+                good.context,
+                good.init_state,
+                good.step,
+            )
 
         def forward(self, batch, hooks=None):
             return self.good(self.change(batch), hooks=hooks) + (0.01 if hooks is not None else 0.0)
@@ -287,7 +292,7 @@ def test_a_chunk_with_a_cache_takes_no_padding_of_its_own():
     ids = torch.ones(1, 3, dtype=torch.int64)
     for name in ("real", "positions", "segments"):
         with pytest.raises(ValueError, match="chunk with a cache"):
-            model(text(ids, **{name: ids}), cache=model.start(1).cache)
+            model(text(ids, **{name: ids}), cache=model.init_state(1).cache)
 
 
 def test_learned_positions_end_with_the_context():

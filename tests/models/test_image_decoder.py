@@ -60,7 +60,7 @@ def test_step_by_step_is_one_pass(cuts: tuple[int, ...]) -> None:
     model, ids = decoder(), pictures()
     with torch.no_grad():
         whole = model(Batch({"cells": Stream(ids=ids)})).log_softmax(-1)
-    state, parts = model.start(3), []
+    state, parts = model.init_state(3), []
     for chunk in ids.split(cuts, dim=1):
         log_probs, state = model.step(chunk, state)
         parts.append(log_probs)
@@ -71,7 +71,7 @@ def test_rows_of_unequal_length() -> None:
     model, ids = decoder(), pictures(2)
     with torch.no_grad():
         whole = model(Batch({"cells": Stream(ids=ids)})).log_softmax(-1)
-    _, state = model.step(ids[:, :6], model.start(2), torch.tensor([6, 2]))
+    _, state = model.step(ids[:, :6], model.init_state(2), torch.tensor([6, 2]))
     log_probs, state = model.step(torch.stack((ids[0, 6], ids[1, 2]))[:, None], state)
     assert state.lengths.tolist() == [7, 3]
     assert torch.allclose(log_probs[:, 0], torch.stack((whole[0, 6], whole[1, 2])), atol=1e-12)
@@ -84,12 +84,12 @@ def test_guidance_is_its_formula() -> None:
     with torch.no_grad():
         asked, none = (model(Batch({"cells": Stream(ids=rows)})).log_softmax(-1) for rows in (ids, free))
     guided = ClassifierFreeGuidance(model, 1.7)
-    state = guided.start(2)
+    state = guided.init_state(2)
     first, state = guided.step(ids[:, :5], state)
     second, state = guided.step(ids[:, 5:], state.select(torch.arange(2)))
     expected = (none + 1.7 * (asked - none)).log_softmax(-1)
     assert torch.allclose(torch.cat((first, second), 1), expected, atol=1e-12)
-    assert torch.allclose(ClassifierFreeGuidance(model, 1.0).step(ids, guided.start(2))[0], asked, atol=1e-12)
+    assert torch.allclose(ClassifierFreeGuidance(model, 1.0).step(ids, guided.init_state(2))[0], asked, atol=1e-12)
 
 
 def test_sides_that_are_no_multiple_of_the_factor() -> None:

@@ -121,7 +121,7 @@ def test_probabilities_sum_to_one_after_any_context(modified):
     scored = np.exp(model.log_probs(rows)[:, -1]).reshape(60, vocab_size)
     np.testing.assert_allclose(scored.sum(1), 1, atol=1e-12)
     assert scored.min() > 0
-    logs, _ = model.step(torch.from_numpy(contexts), model.start(60))
+    logs, _ = model.step(torch.from_numpy(contexts), model.init_state(60))
     np.testing.assert_allclose(logs.exp().sum(-1), 1, atol=1e-12)
     np.testing.assert_allclose(logs[:, -1].exp(), scored, atol=1e-14)
 
@@ -132,7 +132,7 @@ def test_step_equals_log_probs_however_the_text_is_cut(order):
     text = np.random.default_rng(2).integers(0, 8, 40)
     expected = model.log_probs(text)[1:]
     for chunk in (1, 3, 40):
-        state, logs = model.start(1), []
+        state, logs = model.init_state(1), []
         for piece in torch.from_numpy(text).split(chunk):
             piece_logs, state = model.step(piece[None], state)
             logs.append(piece_logs[0])
@@ -149,11 +149,11 @@ def test_padded_rows_of_different_lengths_equal_rows_alone():
     tokens = torch.randint(7, (3, 5), generator=generator)
     tokens[torch.arange(5) >= counts[:, None]] = -100
     more = torch.randint(7, (3, 2), generator=generator)
-    logs, state = model.step(tokens, model.start(3), counts)
+    logs, state = model.step(tokens, model.init_state(3), counts)
     after, state = model.step(more, state)
     assert state.lengths.tolist() == [3, 7, 5]
     for row, count in enumerate(counts.tolist()):
-        alone, its_state = model.step(tokens[row : row + 1, :count], model.start(1))
+        alone, its_state = model.step(tokens[row : row + 1, :count], model.init_state(1))
         assert torch.equal(alone[0], logs[row, :count])
         alone, _ = model.step(more[row : row + 1], its_state)
         assert torch.equal(alone[0], after[row])
@@ -162,13 +162,13 @@ def test_padded_rows_of_different_lengths_equal_rows_alone():
 def test_states_fork_and_select_as_independent_values():
     model = Ngram.fit(documents(7, [300], 5), 5, 4)
     tokens = torch.tensor([[0, 1, 2], [3, 4, 0]])
-    _, state = model.step(tokens, model.start(2))
+    _, state = model.step(tokens, model.init_state(2))
     repeat_rows = state.repeat(2)
     assert repeat_rows.tail.tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 0], [3, 4, 0]]
     assert repeat_rows.lengths.tolist() == [3, 3, 3, 3]
     logs, after = model.step(torch.tensor([[1], [2], [3], [4]]), repeat_rows)
     for row, (history, token) in enumerate([((0, 1, 2), 1), ((0, 1, 2), 2), ((3, 4, 0), 3), ((3, 4, 0), 4)]):
-        expected, _ = model.step(torch.tensor([[*history, token]]), model.start(1))
+        expected, _ = model.step(torch.tensor([[*history, token]]), model.init_state(1))
         assert torch.equal(logs[row, 0], expected[0, -1])
     chosen = after.select(torch.tensor([3, 0, 3]))
     assert chosen.tail.tolist() == [[4, 0, 4], [1, 2, 1], [4, 0, 4]]
@@ -182,7 +182,7 @@ def test_no_ngram_crosses_from_one_part_into_the_next():
     apart = Ngram.fit([left, right], 4, 3)
     # 1 → 2 happens only across the border: after 1 the model knows 0 alone, and gives 2 what it gives any stranger.
     assert len(apart.levels[1].keys) == 4
-    logs, _ = apart.step(torch.tensor([[0, 1]]), apart.start(1))
+    logs, _ = apart.step(torch.tensor([[0, 1]]), apart.init_state(1))
     assert logs[0, -1].argmax() == 0
     together = Ngram.fit([np.concatenate([left, right])], 4, 3)
     assert len(together.levels[1].keys) == 5
@@ -240,11 +240,11 @@ def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="3-D"):
         model.log_probs(ids.reshape(1, 1, 3))
     with pytest.raises(ValueError, match="0 … 2"):
-        model.step(torch.tensor([[3]]), model.start(1))
+        model.step(torch.tensor([[3]]), model.init_state(1))
     with pytest.raises(ValueError, match="2 rows"):
-        model.step(torch.tensor([[1], [1]]), model.start(1))
+        model.step(torch.tensor([[1], [1]]), model.init_state(1))
     with pytest.raises(ValueError, match="counts"):
-        model.step(torch.tensor([[1, 1]]), model.start(1), torch.tensor([3]))
+        model.step(torch.tensor([[1, 1]]), model.init_state(1), torch.tensor([3]))
 
 
 def test_counting_needs_no_torch():

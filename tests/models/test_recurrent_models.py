@@ -63,9 +63,9 @@ def test_one_hot_is_a_lookup_in_the_first_map() -> None:
 def test_wrong_states_and_counts_are_refused() -> None:
     model = model_of("lstm")
     with pytest.raises(ValueError, match="2 rows"):
-        model.step(ids(2, 3), model.start(1))
+        model.step(ids(2, 3), model.init_state(1))
     with pytest.raises(ValueError, match="counts"):
-        model.step(ids(2, 3), model.start(2), torch.tensor([0, 3]))
+        model.step(ids(2, 3), model.init_state(2), torch.tensor([0, 3]))
 
 
 def test_what_lies_past_the_counts_may_be_any_filler() -> None:
@@ -73,8 +73,8 @@ def test_what_lies_past_the_counts_may_be_any_filler() -> None:
     filled = rows.clone()
     filled[0, 2:] = -100
     counts = torch.tensor([2, 5])
-    logs, state = model.step(filled, model.start(2), counts)
-    alone, its_state = model.step(rows[:1, :2], model.start(1))
+    logs, state = model.step(filled, model.init_state(2), counts)
+    alone, its_state = model.step(rows[:1, :2], model.init_state(1))
     torch.testing.assert_close(logs[:1, :2], alone, rtol=0, atol=1e-12)
     more, _ = model.step(ids(2, 1, seed=1), state)
     again, _ = model.step(ids(2, 1, seed=1)[:1], its_state)

@@ -62,12 +62,12 @@ def test_without_attention_the_source_goes_through_one_vector() -> None:
     model = small(attention=False)
     steps = model.decoder_of(Batch({"source": Stream(ids=torch.tensor([[1, 2, 3], [4, 5, 6]]))}))
     steps._hidden[:, 1] = steps._hidden[:, 0]
-    log_probs, _ = steps.step(torch.tensor([[5, 1], [5, 1]]), steps.start(2))
+    log_probs, _ = steps.step(torch.tensor([[5, 1], [5, 1]]), steps.init_state(2))
     torch.testing.assert_close(log_probs[0], log_probs[1])
     looking = small(attention=True)
     steps = looking.decoder_of(Batch({"source": Stream(ids=torch.tensor([[1, 2, 3], [4, 5, 6]]))}))
     steps._hidden[:, 1] = steps._hidden[:, 0]
-    log_probs, _ = steps.step(torch.tensor([[5, 1], [5, 1]]), steps.start(2))
+    log_probs, _ = steps.step(torch.tensor([[5, 1], [5, 1]]), steps.init_state(2))
     assert float((log_probs[0] - log_probs[1]).abs().max()) > 1e-3
 
 

@@ -100,7 +100,7 @@ def test_interpolation_finds_weights_that_beat_adding_one() -> None:
 def test_every_distribution_sums_to_one(smoothing: object) -> None:
     model = Ngram.fit([text(7, 150)], VOCAB, 3, smoothing)  # type: ignore[arg-type]
     contexts = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
-    logs, _ = model.step(contexts, model.start(len(contexts)))
+    logs, _ = model.step(contexts, model.init_state(len(contexts)))
     torch.testing.assert_close(logs.exp().sum(-1), torch.ones(logs.shape[:2], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
@@ -121,7 +121,7 @@ def test_a_border_ends_one_document_and_begins_the_next(smoothing: object) -> No
     cuts = np.flatnonzero(run == END)
     apart = [model.log_probs(run[a : b + 1])[1:] for a, b in itertools.pairwise(cuts.tolist())]
     np.testing.assert_allclose(np.concatenate(apart), whole[1:], atol=1e-12)
-    logs, _ = model.step(torch.from_numpy(run)[None, :-1], model.start(1))
+    logs, _ = model.step(torch.from_numpy(run)[None, :-1], model.init_state(1))
     np.testing.assert_allclose(logs[0].gather(1, torch.from_numpy(run)[1:, None])[:, 0], whole[1:], atol=1e-12)
 
 

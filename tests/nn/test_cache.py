@@ -49,7 +49,7 @@ def test_every_token_sees_its_past_or_its_window_and_nothing_else(window, seed):
     cache = KeyValueCache(2, (3, 1, capacity, 1), torch.zeros(()), window)
     for _ in range(12):
         N = chance.choice([1, 1, 2, 5, 9])
-        if cache.room is not None and cache.room < N:
+        if cache.free is not None and cache.free < N:
             break
         counts = [N] * 3 if chance.random() < 0.4 else [chance.randint(0, N) for _ in range(3)]
         for b, position, tokens in feed(cache, counts, N):
@@ -65,21 +65,21 @@ def test_every_token_sees_its_past_or_its_window_and_nothing_else(window, seed):
 
 def test_room_and_the_end_of_it():
     cache = KeyValueCache(1, (2, 1, 8, 1), torch.zeros(()))
-    assert cache.room == 8
+    assert cache.free == 8
     feed(cache, [5, 2], 5)
-    assert (cache.room, cache.longest, cache.even, cache.lengths.tolist()) == (3, 5, False, [5, 2])
+    assert (cache.free, cache.longest, cache.uniform, cache.lengths.tolist()) == (3, 5, False, [5, 2])
     with pytest.raises(ValueError, match="4 tokens after 5: the cache holds 8"):
         cache.chunk(4)
     feed(cache, [0, 3], 3)
-    assert (cache.room, cache.even) == (3, True)
-    assert KeyValueCache(1, (2, 1, 8, 1), torch.zeros(()), 8).room is None
+    assert (cache.free, cache.uniform) == (3, True)
+    assert KeyValueCache(1, (2, 1, 8, 1), torch.zeros(()), 8).free is None
 
 
 def test_selecting_rows_of_one_length_makes_them_even_again():
     cache = KeyValueCache(1, (3, 1, 8, 1), torch.zeros(()))
     feed(cache, [5, 2, 5], 5)
     chosen = cache.select(torch.tensor([2, 0, 2]))
-    assert (chosen.even, chosen.longest) == (True, 5)
+    assert (chosen.uniform, chosen.longest) == (True, 5)
     assert cache.select(torch.tensor([1])).longest == 2
     assert len(cache.select(torch.tensor([], dtype=torch.int64)).lengths) == 0
 
@@ -89,7 +89,7 @@ def test_reset_forgets_and_allocates_nothing():
     places = [tensor.data_ptr() for tensor in (*cache.keys, *cache.values)]
     feed(cache, [5, 2], 5)
     cache.reset()
-    assert (cache.room, cache.even, cache.lengths.tolist()) == (8, True, [0, 0])
+    assert (cache.free, cache.uniform, cache.lengths.tolist()) == (8, True, [0, 0])
     assert [seen for _, _, seen in feed(cache, [1, 1], 1)] == [[0], [1000]]
     assert [tensor.data_ptr() for tensor in (*cache.keys, *cache.values)] == places
     assert cache.nbytes == 2 * 2 * 8 * 4

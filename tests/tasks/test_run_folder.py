@@ -228,7 +228,11 @@ BAD_RUNS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "training is null": (set_to("training", None), "config.json", "damaged"),
     "data are a number": (set_to("data", 3), "config.json", "damaged"),
     "a task that is not there": (set_to("task", "./gone.py:Sums"), "gone.py", "there is no such file"),
-    "an unknown setting": (set_to("settings", {"wdith": 8}), "config.json", "no setting 'wdith'; did you mean 'width'?"),
+    "an unknown setting": (
+        set_to("settings", {"wdith": 8}),
+        "config.json",
+        "no setting 'wdith'; did you mean 'width'?",
+    ),
     "a wrong type": (set_to("settings", {"width": "8"}), "config.json", "width: '8' is not a whole number"),
     "an unknown size": (set_to("model", {"depth": 3}), "config.json", "no model can be built from it (TypeError: "),
     "a negative size": (set_to("model", {"width": -3, "dropout": 0.0}), "config.json", "no model can be built from it"),

@@ -47,13 +47,13 @@ def pad(sequences: Sequence[IDS], device: torch.device) -> tuple[Tensor, Tensor 
 def prefill(model: StepModel, prompts: Sequence[IDS], rows: Sequence[int] | None = None) -> tuple[Tensor, State]:
     """Feed whole prompts at once: log-probabilities (B, vocab) of the token after each, and the state of all rows.
 
-    rows: as for `StepModel.start`. Of a prompt longer than the model's context only the last part is fed: nothing
+    rows: as for `StepModel.init_state`. Of a prompt longer than the model's context only the last part is fed: nothing
     else can matter.
     """
     if model.context is not None:
         prompts = [prompt[-max(model.context, 1) :] for prompt in prompts]
     tokens, counts = pad(prompts, feed_device(model))
-    log_probs, state = model.step(tokens, model.start(len(prompts), rows), counts)
+    log_probs, state = model.step(tokens, model.init_state(len(prompts), rows), counts)
     if counts is None:
         return log_probs[:, -1], state
     return log_probs[torch.arange(len(prompts), device=log_probs.device), counts - 1], state

@@ -73,7 +73,7 @@ def _score_batch(
 ) -> list[list[float]]:
     """ln p of every token but the first of each text; a text that has ended leaves the batch."""
     device = feed_device(model)
-    state = model.start(len(texts), which)
+    state = model.init_state(len(texts), which)
     rows = list(range(len(texts)))
     found: list[list[float]] = [[] for _ in texts]
     place = 0

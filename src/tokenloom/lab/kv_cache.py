@@ -108,7 +108,7 @@ def cost_of_a_token(bench: Bench, lengths: tuple[int, ...]) -> tuple[dict[str, l
             # A state is fed once; each repeat has a copy of its own, made beforehand.
             states = [state.repeat(1) for _ in range(REPEATS + 1)]
             # The first is counted, and compiled steps hide their products from the counter: it goes the plain way.
-            cast(GPTState, states[-1]).lean = None
+            cast(GPTState, states[-1]).decode_step = None
             roads: dict[str, Callable[[], Tensor]] = {
                 "with": lambda ids=ids, states=states: model.step(ids[:, -1:], states.pop())[0],  # type: ignore[misc]
                 "without": lambda ids=ids: model(Batch({"text": Stream(ids=ids)})),  # type: ignore[misc]

@@ -85,7 +85,7 @@ class _Table:
 
     vocab_size, context = 3, None
 
-    def start(self, batch: int, rows: Any = None) -> _Last:
+    def init_state(self, batch: int, rows: Any = None) -> _Last:
         return _Last(torch.full((batch,), 2))
 
     def step(self, tokens: Tensor, state: _Last, counts: Tensor | None = None) -> tuple[Tensor, _Last]:

@@ -149,11 +149,6 @@ class EncoderDecoder(nn.Module):
         """How many ids the model predicts over."""
         return self.config.target_vocab
 
-    @property
-    def start(self) -> int:
-        """The id that a target begins with."""
-        return self.config.target_vocab
-
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "target". Taps: of the stacks, under `encoder.` and `decoder.`; the
         alignment is `decoder.layers.*.cross.pattern` (B, H, N, M)."""
@@ -235,7 +230,7 @@ class Translator:
         self._memory, _ = model.encode(source.to(self.device))
         self._real = None if source.real is None else source.real.to(self.device)
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> TranslationState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> TranslationState:
         """The state of rows that have read nothing; `rows` says which source each is about."""
         index = torch.tensor(range(batch) if rows is None else rows, dtype=torch.int64, device=self.device)
         c = self.model.config
@@ -247,7 +242,7 @@ class Translator:
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, TranslationState]:
         """Feed a chunk (B, N): see `StepModel`. Raises ValueError for more tokens than the model's limit."""
         if not isinstance(state, TranslationState):
-            raise ValueError(f"a translator wants a state made by its own start(), not {type(state).__name__}")
+            raise ValueError(f"a translator wants a state made by its own init_state(), not {type(state).__name__}")
         logits = self.model.read(tokens, state)
         state.cache.advance(tokens.shape[1], counts)
         after = TranslationState(state.cache, None, state.real)

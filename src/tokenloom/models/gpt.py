@@ -188,17 +188,17 @@ class GPT(nn.Module):
             mask = mask & Padding(text.real)
         return mask
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> GPTState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> GPTState:
         """The state of rows that have read nothing."""
         c = self.config
         capacity = c.context if c.window is None else c.window
         shape = (batch, c.kv_heads or c.heads, capacity, c.width // c.heads)
         cache = KeyValueCache(c.depth, shape, self.tokens.weight.detach(), c.window)
-        kept = cache.lengths.new_zeros(batch, 0 if c.window is not None else c.context)
-        lean = None
+        ids = cache.lengths.new_zeros(batch, 0 if c.window is not None else c.context)
+        decode_step = None
         if c.window is None:
-            lean = fused_decode_step(self.tokens, self.positions, self.transformer, self.lm_head, c.context)
-        return GPTState(cache, kept, cache.lengths, lean)
+            decode_step = fused_decode_step(self.tokens, self.positions, self.transformer, self.lm_head, c.context)
+        return GPTState(cache, ids, cache.lengths, decode_step)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, GPTState]:
@@ -211,12 +211,14 @@ class GPT(nn.Module):
         that do not fit it.
         """
         own = _checked(tokens, state, counts)
-        own.spent = True
-        after = GPTState(own.cache, own.kept, own.lengths + (tokens.shape[1] if counts is None else counts), own.lean)
+        own.consumed = True
+        after = GPTState(
+            own.cache, own.ids, own.lengths + (tokens.shape[1] if counts is None else counts), own.decode_step
+        )
         logits = []
         for start, stop in self._pieces(tokens.shape[1], own.cache):
             new = None if counts is None else (counts - start).clamp(0, stop - start)
-            read = self._reread if own.cache.room == 0 else self._read
+            read = self._reread if own.cache.free == 0 else self._read
             logits.append(read(tokens[:, start:stop], after, new))
         joined = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
         return joined.to(torch.promote_types(joined.dtype, torch.float32)).log_softmax(-1), after
@@ -225,16 +227,16 @@ class GPT(nn.Module):
         """Cut a chunk into pieces, each no longer than the room that the cache then has, or one token."""
         start = 0
         while start < N:
-            room = max(PIECE, cache.capacity) if cache.room is None else max(1, cache.room)
+            room = max(PIECE, cache.capacity) if cache.free is None else max(1, cache.free)
             stop = min(N, start + room)
             yield start, stop
             start = stop
 
     def _read(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> Tensor:
         """Logits (B, N, vocab) of a chunk for which the cache has room."""
-        state.keep(tokens)
-        if state.lean is not None and tokens.shape[1] == 1 and (state.cache.even or state.lean.ragged):
-            logits = state.lean(tokens[:, 0], state.cache)[:, None]
+        state.append_ids(tokens)
+        if state.decode_step is not None and tokens.shape[1] == 1 and (state.cache.uniform or state.decode_step.ragged):
+            logits = state.decode_step(tokens[:, 0], state.cache)[:, None]
         else:
             logits = self(Batch({"text": Stream(ids=tokens)}), cache=state.cache)
         state.cache.advance(tokens.shape[1], counts)
@@ -242,49 +244,52 @@ class GPT(nn.Module):
 
     def _reread(self, tokens: Tensor, state: GPTState, counts: Tensor | None) -> Tensor:
         """Logits (B, 1, vocab) of one more token, by reading the last `context` tokens from the start."""
-        lengths = state.slide(tokens, counts)
+        lengths = state.shift_ids(tokens, counts)
         state.cache.reset()
-        logits: Tensor = self(Batch({"text": Stream(ids=state.kept)}), cache=state.cache)
-        state.cache.advance(state.kept.shape[1], lengths)
+        logits: Tensor = self(Batch({"text": Stream(ids=state.ids)}), cache=state.cache)
+        state.cache.advance(state.ids.shape[1], lengths)
         return logits.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, self.vocab_size))
 
 
 class GPTState:
-    """What a GPT keeps: the cache, the ids it holds (B, context), how many tokens each row has been fed, and its lean
-    step, which has the weights of the moment when the state was started."""
+    """The decoding state of a GPT.
 
-    def __init__(self, cache: KeyValueCache, kept: Tensor, lengths: Tensor, lean: Step | None) -> None:
-        self.cache, self.kept = cache, kept
-        self.lengths, self.lean = lengths, lean
+    cache: keys and values. ids: (B, context), those of the tokens in the cache. lengths: (B,), tokens each row has been
+    fed. decode_step: the fused step, with a copy of the weights made by `init_state`.
+    """
+
+    def __init__(self, cache: KeyValueCache, ids: Tensor, lengths: Tensor, decode_step: Step | None) -> None:
+        self.cache, self.ids = cache, ids
+        self.lengths, self.decode_step = lengths, decode_step
         # Feeding changes the cache in place, so that a state can be fed once.
-        self.spent = False
+        self.consumed = False
 
-    def keep(self, tokens: Tensor) -> None:
+    def append_ids(self, tokens: Tensor) -> None:
         """Write a chunk's ids (B, N) behind those that each row has; a ring never needs them again."""
-        if not self.kept.shape[1]:
+        if not self.ids.shape[1]:
             return
         first, N = self.cache.longest, tokens.shape[1]
-        if self.cache.even:
-            self.kept[:, first : first + N] = tokens
+        if self.cache.uniform:
+            self.ids[:, first : first + N] = tokens
         else:
-            self.kept.scatter_(1, self.cache.lengths[:, None] + torch.arange(N, device=tokens.device), tokens)
+            self.ids.scatter_(1, self.cache.lengths[:, None] + torch.arange(N, device=tokens.device), tokens)
 
-    def slide(self, tokens: Tensor, counts: Tensor | None) -> Tensor:
+    def shift_ids(self, tokens: Tensor, counts: Tensor | None) -> Tensor:
         """Add one id to the rows that counts says, (B,) of 0 and 1, dropping the first of a row that is full.
 
         Returns how many ids each row then holds.
         """
-        had, room = self.cache.lengths, self.kept.shape[1]
+        had, room = self.cache.lengths, self.ids.shape[1]
         wanted = had + (1 if counts is None else counts)
         dropped = (wanted - room).clamp(min=0)
-        joined = torch.cat((self.kept, tokens), dim=1).scatter_(1, had[:, None], tokens)
-        self.kept = joined.gather(1, dropped[:, None] + torch.arange(room, device=tokens.device))
+        joined = torch.cat((self.ids, tokens), dim=1).scatter_(1, had[:, None], tokens)
+        self.ids = joined.gather(1, dropped[:, None] + torch.arange(room, device=tokens.device))
         return wanted - dropped
 
     def select(self, rows: Tensor) -> GPTState:
         """An independent state of the given rows, which may repeat."""
         self.require_fresh()
-        return GPTState(self.cache.select(rows), self.kept[rows], self.lengths[rows], self.lean)
+        return GPTState(self.cache.select(rows), self.ids[rows], self.lengths[rows], self.decode_step)
 
     def repeat(self, n: int) -> GPTState:
         """An independent state in which every row stands n times."""
@@ -292,14 +297,14 @@ class GPTState:
 
     def require_fresh(self) -> None:
         """Raises ValueError when this state has been fed, and so belongs to the state that came of it."""
-        if self.spent:
+        if self.consumed:
             raise ValueError("this state has been fed already: go on with the new one, or fork it before feeding")
 
 
 def _checked(tokens: Tensor, state: State, counts: Tensor | None) -> GPTState:
     """The state, or ValueError where it or the tokens or the counts do not fit."""
     if not isinstance(state, GPTState):
-        raise ValueError(f"a GPT wants a state made by its own start(), not {type(state).__name__}")
+        raise ValueError(f"a GPT wants a state made by its own init_state(), not {type(state).__name__}")
     state.require_fresh()
     rows = len(state.lengths)
     if tokens.dim() != 2 or len(tokens) != rows or not tokens.shape[1]:

@@ -118,7 +118,7 @@ class ImageGPT(nn.Module):
             X = X + table(torch.where(there, known.gather(1, at), c.vocab_size))
         return X
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> ImageState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> ImageState:
         """The state of rows that have read nothing, not even a class."""
         c = self.config
         like = self.lm_head.weight.detach()
@@ -132,10 +132,10 @@ class ImageGPT(nn.Module):
         Raises ValueError for a state of another model, and for more ids than a picture has.
         """
         if not isinstance(state, ImageState):
-            raise ValueError(f"an image decoder wants a state made by its own start(), not {type(state).__name__}")
+            raise ValueError(f"an image decoder wants a state made by its own init_state(), not {type(state).__name__}")
         cache, known = state.cache, state.known
         places, _, mask = cache.chunk(tokens.shape[1])
-        if cache.even:
+        if cache.uniform:
             known[:, cache.longest : cache.longest + tokens.shape[1]] = tokens
         else:
             # What pads a chunk may stand past the end.
@@ -180,9 +180,9 @@ class ClassifierFreeGuidance:
         self.model, self.guidance = model, guidance
         self.vocab_size, self.device = model.vocab_size, model.lm_head.weight.device
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> GuidedState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> GuidedState:
         """The state of rows that have read nothing."""
-        return GuidedState(self.model.start(batch), self.model.start(batch))
+        return GuidedState(self.model.init_state(batch), self.model.init_state(batch))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, GuidedState]:

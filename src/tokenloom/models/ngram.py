@@ -58,7 +58,7 @@ class NgramState:
 
 @dataclass(frozen=True)
 class Ngram:
-    """An n-gram model that scores text (`log_probs`) and is sampled like any other model (`start`, `step`).
+    """An n-gram model that scores text (`log_probs`) and is sampled like any other model (`init_state`, `step`).
 
     Make one with `fit`. levels[m − 1] holds the n-grams of length m, for m = 1 … order. interpolated: whether shorter
     contexts have a say; else what a context leaves is shared out evenly. border: an id that ends one document and
@@ -153,7 +153,7 @@ class Ngram:
         found = lookup(level.keys, contexts[known] * self.vocab_size + targets[known])
         probs[known[found >= 0]] = level.probs[found[found >= 0]]
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
         """The state of `batch` rows that have seen nothing yet."""
         import torch
 
@@ -171,7 +171,7 @@ class Ngram:
         batch, n = tokens.shape
         taken = torch.full((batch,), n) if counts is None else counts.to("cpu", torch.int64)
         if not isinstance(state, NgramState) or state.tail.shape != (batch, self.context):
-            raise ValueError(f"step needs a state of {batch} rows made by start() of an order-{self.order} model")
+            raise ValueError(f"step needs a state of {batch} rows made by init_state() of an order-{self.order} model")
         if n < 1 or taken.shape != (batch,) or not bool(((taken >= 1) & (taken <= n)).all()):
             raise ValueError(f"counts must be {batch} numbers in 1 … {n}, not {taken.tolist()}")
         # What stands past counts means nothing and may be any filler, so it is overwritten with a valid id.

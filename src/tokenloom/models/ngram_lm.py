@@ -16,7 +16,7 @@ from tokenloom.nn.hooks import Hooks
 
 
 class NgramModel(nn.Module):
-    """An `Ngram` behind `forward`, `start` and `step`. It counts on the CPU, wherever its tables are kept.
+    """An `Ngram` behind `forward`, `init_state` and `step`. It counts on the CPU, wherever its tables are kept.
 
     sizes: how many n-grams there are of length 1, 2, … order. interpolated, border: see `Ngram`.
     """
@@ -69,9 +69,9 @@ class NgramModel(nn.Module):
         ids, depths, wanted = (t.cpu().numpy() for t in (text.tokens, text.depths(), targets.masked_fill(~counted, 0)))
         return torch.from_numpy(self.ngram.log_probs_after(ids, depths, wanted)).to(targets.device) * counted
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
         """See `StepModel`."""
-        return self.ngram.start(batch, rows)
+        return self.ngram.init_state(batch, rows)
 
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, NgramState]:
         """See `StepModel`."""

@@ -51,7 +51,7 @@ class StepModel(Protocol):
         """How many of the last tokens a prediction can depend on; None means no limit."""
         ...
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> State:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> State:
         """The state of `batch` rows that have seen nothing yet.
 
         rows: for a model that was made for several things (sources to translate, pictures to describe), which of them

@@ -98,7 +98,7 @@ class RecurrentLM(nn.Module):
     def _stack(self) -> list[Recurrent]:
         return list(self.layers)  # type: ignore[arg-type]
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
         """The state of rows that have read nothing."""
         like = self.lm_head.weight.detach().new_zeros(batch, 1, 1)
         lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
@@ -112,7 +112,7 @@ class RecurrentLM(nn.Module):
         """
         B, N = tokens.shape
         if not isinstance(state, RecurrentState) or len(state.lengths) != B:
-            raise ValueError(f"{B} rows want a state of {B} rows made by this model's own start()")
+            raise ValueError(f"{B} rows want a state of {B} rows made by this model's own init_state()")
         taken = torch.full_like(state.lengths, N) if counts is None else counts.to(state.lengths)
         if N < 1 or taken.shape != (B,) or not bool(((taken >= 1) & (taken <= N)).all()):
             raise ValueError(f"counts must be {B} numbers in 1 … {N}, not {taken.tolist()}")

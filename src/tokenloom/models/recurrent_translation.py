@@ -89,11 +89,6 @@ class RecurrentTranslator(nn.Module):
         """How many ids the model predicts over."""
         return self.config.target_vocab
 
-    @property
-    def start(self) -> int:
-        """The id that a target begins with."""
-        return self.config.target_vocab
-
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "target". Taps: with attention, those of `cross`; the alignment is
         `cross.pattern` (B, 1, N, M)."""
@@ -199,7 +194,7 @@ class RecurrentSteps:
         self.device = model.lm_head.weight.device
         self._memory, self._real, self._hidden = model.encode(source.to(self.device))
 
-    def start(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
+    def init_state(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
         """The state of rows that have read nothing; `rows` says which source each is about."""
         index = torch.tensor(range(batch) if rows is None else rows, dtype=torch.int64, device=self.device)
         real = None if self._real is None else self._real[index]
@@ -210,7 +205,7 @@ class RecurrentSteps:
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, RecurrentState]:
         """Feed a chunk (B, N): see `StepModel`."""
         if not isinstance(state, RecurrentState):
-            raise ValueError(f"a translator wants a state made by its own start(), not {type(state).__name__}")
+            raise ValueError(f"a translator wants a state made by its own init_state(), not {type(state).__name__}")
         fed = torch.full_like(state.lengths, tokens.shape[1]) if counts is None else counts
         O, states = self.model.recur(tokens, state.hidden)
         logits = self.model.read_out(O, state.memory, state.real, cache=state.cache)

@@ -104,7 +104,7 @@ class KeyValueCache:
         self.capacity, self.window = capacity, window
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
         # What is known of the lengths without asking the device: the longest, and whether all rows have it.
-        self.longest, self.even = 0, True
+        self.longest, self.uniform = 0, True
         self._slots = torch.arange(capacity, device=like.device)[None]
         self._rows = torch.arange(batch, device=like.device)[:, None]
         self._chunk: Chunk | None = None
@@ -120,7 +120,7 @@ class KeyValueCache:
         return LayerCache(self, index)
 
     @property
-    def room(self) -> int | None:
+    def free(self) -> int | None:
         """How many more tokens fit into every row; None when there is no end to it."""
         return None if self.window is not None else self.capacity - self.longest
 
@@ -133,7 +133,7 @@ class KeyValueCache:
         if self.longest + N > self.capacity:
             raise ValueError(f"{N} tokens after {self.longest}: the cache holds {self.capacity}")
         slots = self._slots[:, : self.longest + N]
-        if self.even:
+        if self.uniform:
             self._chunk = Chunk(slots[:, self.longest :], slots, Causal(self.longest))
         else:
             # Slots past a row's length hold leftovers; causality hides them, since slot = position. A mask for one
@@ -148,10 +148,10 @@ class KeyValueCache:
         positions = self.lengths[:, None] + torch.arange(N, device=self.lengths.device)
         if N == 1:
             # The new token takes the slot that just fell out of its window, so all filled slots are visible.
-            if self.even and self.longest < W:
+            if self.uniform and self.longest < W:
                 return Chunk(positions, self._slots[:, : self.longest + 1], None)
             keys = self._slot_positions(self.lengths + 1)
-            return Chunk(positions, keys, None if self.even else DenseMask((keys >= 0)[:, None], something=True))
+            return Chunk(positions, keys, None if self.uniform else DenseMask((keys >= 0)[:, None], something=True))
         keys = torch.cat((self._slot_positions(self.lengths), positions), dim=1)
         apart = positions[:, :, None] - keys[:, None, :]
         visible = (keys[:, None] >= 0) & (apart >= 0) & (apart < W)
@@ -170,7 +170,7 @@ class KeyValueCache:
             # A ring cannot store the chunk before its early queries have read what it overwrites: see `advance`.
             self._waiting[layer] = (K, V)
             return torch.cat((keys, K), dim=2), torch.cat((values, V), dim=2)
-        if self.even:
+        if self.uniform:
             start = self.longest if self.window is None else self.longest % self.window
             keys[:, :, start : start + N] = K
             values[:, :, start : start + N] = V
@@ -195,7 +195,7 @@ class KeyValueCache:
 
     def _measure(self) -> None:
         shortest, self.longest = torch.stack(self.lengths.aminmax()).tolist()
-        self.even = shortest == self.longest
+        self.uniform = shortest == self.longest
 
     def _store_ring(self, N: int, counts: Tensor | None) -> None:
         assert self.window is not None
@@ -217,9 +217,9 @@ class KeyValueCache:
         chosen.capacity, chosen.window = self.capacity, self.window
         chosen.lengths, chosen._slots = self.lengths[rows], self._slots
         chosen._rows = torch.arange(len(rows), device=self.lengths.device)[:, None]
-        chosen.longest, chosen.even = self.longest, self.even
+        chosen.longest, chosen.uniform = self.longest, self.uniform
         chosen._chunk, chosen._waiting = None, {}
-        if not self.even and len(rows):
+        if not self.uniform and len(rows):
             chosen._measure()
         return chosen
 
@@ -230,7 +230,7 @@ class KeyValueCache:
     def reset(self) -> None:
         """Forget all tokens, keeping the allocated tensors, and the memories."""
         self.lengths = torch.zeros_like(self.lengths)
-        self.longest, self.even = 0, True
+        self.longest, self.uniform = 0, True
         self._chunk = None
 
     @property

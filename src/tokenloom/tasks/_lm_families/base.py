@@ -81,7 +81,7 @@ class ModelFamily(ABC):
         """
         steps: Any = model
         tokens = torch.from_numpy(ids)[None].to(device_of(model))
-        state, nats = steps.start(1), []
+        state, nats = steps.init_state(1), []
         for first in range(0, len(ids) - 1, CHUNK):
             targets = tokens[0, first + 1 : first + 1 + CHUNK]
             logs, state = steps.step(tokens[:, first : first + len(targets)], state)

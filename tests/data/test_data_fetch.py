@@ -18,12 +18,12 @@ from tokenloom.data.download import (
     cached,
     debian_members,
     fetch,
-    file_sha256,
     members,
     progress_bar,
 )
 from tokenloom.errors import UserError
 from tokenloom.utils.cache import cache_folder
+from tokenloom.utils.files import file_sha256
 
 CONTENT = b"some text to fetch\n" * 10_000
 
@@ -77,7 +77,7 @@ def test_a_file_is_fetched_into_the_cache(server: str, cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "words"), [("/cut", "another file came"), ("/endless", "another file came"), ("/nowhere", "Not Found")]
+    ("address", "words"), [("/cut", "unexpected content"), ("/endless", "another file came"), ("/nowhere", "Not Found")]
 )
 def test_what_is_not_the_file_never_enters_the_cache(address: str, words: str, server: str, cache: Path) -> None:
     with pytest.raises(FetchError, match=words):

@@ -50,7 +50,7 @@ def shelves(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Shelf, Shelf,
     """A data set `fables` with two ways: one of two files, and one file instead of them."""
     first, second, other = Shelf("one.txt", b"one"), Shelf("two.txt", b"two"), Shelf("both.txt", b"one two")
     ways = ((first, second), (other,))
-    fables = Recipe("fables", "two fables", "CC0-1.0", joined, ways, val_fraction="tail")
+    fables = Recipe("fables", "two fables", "CC0-1.0", joined, ways, held_out="tail")
     known = {"fables": fables, "python-docs": recipes.find("python-docs")}
     monkeypatch.setattr(recipes, "_recipes", lambda: known)
     return first, second, other
@@ -60,7 +60,7 @@ def test_fetched_once_and_used_without_a_network_afterwards(shelves: tuple[Shelf
     first, second, other = shelves
     data = recipes.load("fables", progress=False)
     assert [document.text for document in data.documents] == ["one", "two"]
-    assert (data.name, data.license, data.val_fraction) == ("fables", "CC0-1.0", "tail")
+    assert (data.name, data.license, data.held_out) == ("fables", "CC0-1.0", "tail")
     for shelf in shelves:
         shelf.reachable = False
     assert recipes.load("fables") == data

@@ -102,25 +102,25 @@ def test_repeats_are_left_out_before_a_cut() -> None:
 
 def test_holding_out_by_name() -> None:
     data = several(["one", "two", "three", "two"])
-    parts = split(data, val_fraction=["001"])
+    parts = split(data, held_out=["001"])
     # Its twin goes with it.
     assert (ids(parts.training), ids(parts.validation)) == (["000", "002"], ["001", "003"])
     assert "held out by name: 001" in parts.how
-    assert ids(split(data, val_fraction="002").validation) == ["002"]  # type: ignore[arg-type]
+    assert ids(split(data, held_out="002").validation) == ["002"]  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"no document '0002' to hold out; did you mean '00"):
-        split(data, val_fraction=["0002"])
+        split(data, held_out=["0002"])
     with pytest.raises(UserError, match="4 of 4 documents leaves nothing for training"):
-        split(data, val_fraction=ids(data))
+        split(data, held_out=ids(data))
     with pytest.raises(UserError, match="0 of 4 documents leaves nothing for validation"):
-        split(data, val_fraction=[])
+        split(data, held_out=[])
 
 
 def test_the_data_sets_own_wish_unless_another_fraction_is_asked_for() -> None:
-    data = several(drawn(50), val_fraction=("007", "008"))
+    data = several(drawn(50), held_out=("007", "008"))
     assert ids(split(data).validation) == ["007", "008"]
     assert len(split(data, 0.5).validation.documents) > 10
-    assert ids(split(data, val_fraction=["001"]).validation) == ["001"]
-    tail = split(several(drawn(50), val_fraction="tail"))
+    assert ids(split(data, held_out=["001"]).validation) == ["001"]
+    tail = split(several(drawn(50), held_out="tail"))
     assert ids(tail.validation)[-1] == "049"
     assert "[" in ids(tail.training)[-1]
 
@@ -133,7 +133,7 @@ def test_a_validation_text_of_its_own() -> None:
     assert parts.notes == ["in the training text too, whole: 1 of 2 validation documents: 000"]
     assert split(data, validation=several(["four"])).notes == []
     with pytest.raises(UserError, match="leave one of them away"):
-        split(data, val_fraction=["000"], validation=data)
+        split(data, held_out=["000"], validation=data)
 
 
 def test_a_validation_file_that_is_a_part_of_the_training_file() -> None:

@@ -66,7 +66,7 @@ def test_what_validation_holds_is_not_learnt() -> None:
 
 def test_groups_are_held_out_by_default() -> None:
     data = numbered([0, 0, 0, 0], ["a"])
-    data = replace(data, groups=["x", "y", "x", "y"], val_fraction=("y",))
+    data = replace(data, groups=["x", "y", "x", "y"], held_out=("y",))
     assert list(split_images(data).validation.ids) == ["p1", "p3"]
     assert "of each class" in split_images(data, 0.5).how
 

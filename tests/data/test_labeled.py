@@ -219,6 +219,6 @@ def test_the_genres_hold_out_a_play_of_each() -> None:
     data = builtin("shakespeare-genre")
     assert len(data.classes) == 6
     assert all(len(item.text) >= 80 for item in data.items)
-    assert isinstance(data.val_fraction, tuple)
-    assert {play.split("/")[0] for play in data.val_fraction} == set(data.classes)
-    assert set(data.val_fraction) <= {item.group for item in data.items}
+    assert isinstance(data.held_out, tuple)
+    assert {play.split("/")[0] for play in data.held_out} == set(data.classes)
+    assert set(data.held_out) <= {item.group for item in data.items}

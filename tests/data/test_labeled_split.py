@@ -68,12 +68,10 @@ def test_groups_that_are_held_out_stay_together() -> None:
     plays = [(play, n) for play in ("a1", "a2", "b1") for n in range(4)]
     items = [Labeled(f"{play}:{n}", f"speech {play} {n}", play[0], play) for play, n in plays]
     items.append(Labeled("b1:9", "speech a2 0", "b", "b1"))
-    parts = split_labeled(LabeledData(items, name="plays", val_fraction=("a2",)))
+    parts = split_labeled(LabeledData(items, name="plays", held_out=("a2",)))
     assert {item.group for item in parts.validation.items} == {"a2"}
     assert "left out 1 training text that is held out too: b1:9" in parts.notes
-    assert {item.group for item in split_labeled(LabeledData(items, val_fraction=("a2",)), 0.5).validation.items} != {
-        "a2"
-    }
+    assert {item.group for item in split_labeled(LabeledData(items, held_out=("a2",)), 0.5).validation.items} != {"a2"}
 
 
 def test_labels_that_differ_in_case_alone_are_named() -> None:

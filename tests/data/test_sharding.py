@@ -66,7 +66,7 @@ def start(text: Path, out: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", CHILD, str(text), str(out)], env=dict(os.environ, PYTHONPATH=SOURCE))
 
 
-SOURCE = str(Path(sharding.__file__).resolve().parents[2])
+SOURCE = str(Path(sharding.__file__).resolve().parents[3])
 
 
 def wait_for(out: Path, finished: int, process: subprocess.Popen[bytes]) -> None:
@@ -121,7 +121,7 @@ def test_finished_shards_are_verified_and_the_rest_is_made_again(
     change("training-00001.ids", lambda raw: raw[:-2])
     change("training-00002.ids", lambda raw: raw[:50] + bytes([raw[50] ^ 1]) + raw[51:])
     change("training-00003.json", lambda raw: raw[:100])
-    change("training-00004.json", lambda raw: raw.replace(b'"vocab": 600', b'"vocab": 601'))
+    change("training-00004.json", lambda raw: raw.replace(b'"vocab_size": 600', b'"vocab_size": 601'))
     change("training-00005.starts", lambda raw: raw + b"\0" * 8)
     (out / "training-00006.ids").unlink()
     (out / "tokenizer.json").write_text("{")

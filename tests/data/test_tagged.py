@@ -117,7 +117,7 @@ def test_labels_restore_the_text() -> None:
 
 def test_paragraphs_are_sentences_and_documents_groups() -> None:
     text = TextData(
-        [Document("a", "One two.\nThree!\n \n\n* * *\n\nFour"), Document("b", "Five")], True, val_fraction=("b",)
+        [Document("a", "One two.\nThree!\n \n\n* * *\n\nFour"), Document("b", "Five")], True, held_out=("b",)
     )
     data = punctuated(text)
     assert [(s.id, s.words, s.group) for s in data.sentences] == [
@@ -126,7 +126,7 @@ def test_paragraphs_are_sentences_and_documents_groups() -> None:
         ("b:1", ("five",), "b"),
     ]
     assert data.notes == ["left out 1 paragraph without a letter or digit"]
-    parts = split_tagged(TaggedData(data.sentences * 2, val_fraction=("b",)), 0.1)
+    parts = split_tagged(TaggedData(data.sentences * 2, held_out=("b",)), 0.1)
     assert {s.group for s in parts.validation.sentences} == {"b"}
     with pytest.raises(UserError, match="no word"):
         punctuated(TextData([Document("a", "* * *")]))
@@ -141,4 +141,4 @@ def test_what_looks_like_labeled_words() -> None:
     assert looks_tagged("punctuation") == "words with a label each"
     assert looks_tagged("shakespeare") is None
     assert looks_tagged("notes.txt") is None
-    assert recipes.find("punctuation").val_fraction == recipes.find("shakespeare").val_fraction
+    assert recipes.find("punctuation").held_out == recipes.find("shakespeare").held_out

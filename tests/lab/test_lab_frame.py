@@ -128,7 +128,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(["lab", "list"]) == 0
     assert "1.3" in capsys.readouterr().out
     assert main(["lab", "run", "1.33"]) == 2
-    assert "nearest are" in capsys.readouterr().err
+    assert "did you mean" in capsys.readouterr().err
     assert main(["lab", "run"]) == 2
     assert main(["lab", "report"]) == 2
     assert main(["lab", "new", "mine"]) == 0

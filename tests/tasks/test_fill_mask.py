@@ -157,11 +157,11 @@ def test_lines_are_texts_of_their_own(tmp_path: Path) -> None:
 
 
 def test_lines_of_what_a_data_set_holds_out_stay_held_out() -> None:
-    text = TextData([Document("a:b", "one\n\ntwo"), Document("c", "three")], True, val_fraction=("a:b",))
+    text = TextData([Document("a:b", "one\n\ntwo"), Document("c", "three")], True, held_out=("a:b",))
     lines = by_lines(text)
     assert [(line.id, line.text) for line in lines.documents] == [("a:b:1", "one"), ("a:b:3", "two"), ("c:1", "three")]
-    assert lines.val_fraction == ("a:b:1", "a:b:3")
-    assert by_lines(TextData([Document("t", "one\ntwo")], val_fraction="tail")).val_fraction is None
+    assert lines.held_out == ("a:b:1", "a:b:3")
+    assert by_lines(TextData([Document("t", "one\ntwo")], held_out="tail")).held_out is None
 
 
 def test_both_neighbors_by_hand() -> None:

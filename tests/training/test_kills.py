@@ -15,9 +15,8 @@ from tokenloom.training.checkpoints import (
     Checkpoints,
     load_weights,
     save_weights,
-    write_atomic,
-    write_json,
 )
+from tokenloom.utils.files import write_bytes, write_json
 
 
 class Killed(BaseException):
@@ -154,5 +153,5 @@ def test_a_kill_while_a_small_file_is_written_leaves_the_old_or_the_new(machine:
             write_json(path, {"a": 2, "ü": "→"})
         machine.last = 1 << 30
         assert json.loads(path.read_text("utf-8")) in ({"a": 1}, {"a": 2, "ü": "→"})
-    write_atomic(path, b"now")
+    write_bytes(path, b"now")
     assert path.read_bytes() == b"now"

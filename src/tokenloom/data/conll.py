@@ -53,8 +53,8 @@ class TaggedData(DataSet):
     def as_text(self) -> TextData:
         """The words with spaces between them, a document a sentence."""
         shared = {f.name: getattr(self, f.name) for f in fields(DataSet)}
-        if isinstance(self.val_fraction, tuple):
-            shared["val_fraction"] = tuple(s.id for s in self.sentences if s.group in self.val_fraction)
+        if isinstance(self.held_out, tuple):
+            shared["held_out"] = tuple(s.id for s in self.sentences if s.group in self.held_out)
         return TextData([Document(s.id, " ".join(s.words)) for s in self.sentences], True, **shared)
 
 
@@ -178,7 +178,7 @@ def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | 
     texts = data.as_text()
     if (
         validation is None
-        and not isinstance(data.val_fraction, tuple)
+        and not isinstance(data.held_out, tuple)
         and len({document.text for document in texts.documents}) < ENOUGH_DOCUMENTS
     ):
         raise UserError(
@@ -186,8 +186,8 @@ def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | 
             " are needed, or others to validate on (--validation)"
         )
     given = None if validation is None else validation.as_text()
-    val_fraction = data.val_fraction if fraction == DEFAULT_FRACTION else None
-    parts = split(texts if val_fraction is not None else replace(texts, val_fraction=None), fraction, validation=given)
+    held_out = data.held_out if fraction == DEFAULT_FRACTION else None
+    parts = split(texts if held_out is not None else replace(texts, held_out=None), fraction, validation=given)
     held = {document.id for document in parts.validation.documents}
     if validation is None:
         validation = replace(data, sentences=[s for s in data.sentences if s.id in held], notes=[], skipped=[])
@@ -195,9 +195,9 @@ def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | 
     else:
         training = data
     how = parts.how
-    if isinstance(val_fraction, tuple) and given is None:
+    if isinstance(held_out, tuple) and given is None:
         how = (
-            f"held out by name: {some(val_fraction, 8)}; {len(training.sentences):,} sentences train,"
+            f"held out by name: {some(held_out, 8)}; {len(training.sentences):,} sentences train,"
             f" {len(validation.sentences):,} validate"
         )
     return TaggedSplit(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-Holdout = tuple[str, ...] | Literal["tail"] | None
+HeldOut = tuple[str, ...] | Literal["tail"] | None
 """Which part of a text is kept for validation: documents by id, the contiguous tail, or no preference."""
 
 
@@ -25,7 +25,7 @@ class DataSet:
 
     skipped: (path, reason) of files that were left out.
     notes: lines for the report: guesses that were made, rows that were left out.
-    holdout: what the data set itself keeps for validation, where it says so.
+    held_out: what the data set itself keeps for validation, where it says so.
 
     Data that hold texts beside other things have a method `as_text()`, which gives these as `TextData`.
     """
@@ -34,7 +34,7 @@ class DataSet:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     license: str | None = None
-    val_fraction: Holdout = None
+    held_out: HeldOut = None
 
 
 @dataclass(frozen=True)

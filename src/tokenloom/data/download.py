@@ -4,12 +4,10 @@ A source names one file and its sha256; that hash decides, whatever the way the 
 installed, imported or unpacked onto the disk.
 """
 
-import hashlib
 import http.client
 import importlib.metadata
 import io
 import lzma
-import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from typing import Protocol
 
 from tokenloom.errors import UserError
 from tokenloom.utils.cache import cache_folder
+from tokenloom.utils.files import atomic_path, file_sha256
 
 _CHUNK = 1 << 16
 _SECONDS = 30  # Without an answer for so long, a server counts as out of reach.
@@ -195,12 +194,6 @@ def cached(source: Source) -> Path:
     return cache_folder() / "data" / source.file
 
 
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def store(source: Source, write: Callable[[Path], None]) -> Path:
     """Put a file into the cache, all or nothing: `write` fills a file beside it, which is renamed if its hash is right.
 
@@ -209,26 +202,15 @@ def store(source: Source, write: Callable[[Path], None]) -> Path:
     target = cached(source)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{source.file}.", dir=target.parent)
-        os.close(handle)
-        os.chmod(name, 0o644)  # A cache may be shared: others may read.
+        with atomic_path(target, shared=True) as beside:
+            write(beside)
+            found = file_sha256(beside)
+            if found != source.sha256:
+                raise FetchError(f"{source.origin} (unexpected content: sha256 {found}, expected {source.sha256})")
     except OSError as error:
         raise UserError(
-            f"the cache folder {target.parent} cannot be written ({error.strerror}); TOKENLOOM_CACHE names another"
+            f"{target}: cannot be written ({error.strerror}); TOKENLOOM_CACHE names another cache folder"
         ) from None
-    beside = Path(name)
-    try:
-        write(beside)
-        found = file_sha256(beside)
-        if found != source.sha256:
-            raise FetchError(f"{source.origin} (another file came: sha256 {found}, expected {source.sha256})")
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
-    finally:
-        beside.unlink(missing_ok=True)
     return target
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ from tokenloom.data.text import reason_of
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
 from tokenloom.utils.cache import cache_folder
+from tokenloom.utils.files import atomic_path
 from tokenloom.utils.names import counted, some
 from tokenloom.utils.progress import track_progress
 
@@ -161,13 +161,8 @@ def _store(place: Path, decoded: Decoded) -> None:
     kept = {"broken": decoded.broken, "form": decoded.form.as_dict(), "notes": decoded.notes}
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=".", dir=place.parent)
-        os.close(handle)
-        try:
+        with atomic_path(place, shared=True) as beside:
             save_file({"pixels": decoded.pixels}, beside, metadata={"kept": json.dumps(kept)})
-            os.replace(beside, place)
-        finally:
-            Path(beside).unlink(missing_ok=True)
         oldest = sorted(place.parent.glob("*.safetensors"), key=lambda path: -path.stat().st_mtime)[_KEPT:]
         for path in oldest:
             path.unlink(missing_ok=True)

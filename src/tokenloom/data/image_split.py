@@ -54,9 +54,9 @@ def split_images(
     notes: list[str] = []
     if validation is not None:
         parts = _given(data, digests, validation, notes)
-    elif isinstance(data.val_fraction, tuple) and data.groups and (share, seed) == (DEFAULT_SHARE, 0):
-        held = np.array([group in data.val_fraction for group in data.groups])
-        parts = _parted(data, digests, held, f"held out by the data set itself: {some(data.val_fraction)}", notes)
+    elif isinstance(data.held_out, tuple) and data.groups and (share, seed) == (DEFAULT_SHARE, 0):
+        held = np.array([group in data.held_out for group in data.groups])
+        parts = _parted(data, digests, held, f"held out by the data set itself: {some(data.held_out)}", notes)
     else:
         held, what = _chosen(data, digests, share, seed, notes), "each class" if data.classes else "all"
         parts = _parted(data, digests, held, f"{share:.3g} of {what}, chosen by the pictures with seed {seed}", notes)

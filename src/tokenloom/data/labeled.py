@@ -64,8 +64,8 @@ class LabeledData(DataSet):
     def as_text(self) -> TextData:
         """The texts without their labels, a document each."""
         shared = {f.name: getattr(self, f.name) for f in fields(DataSet)}
-        if isinstance(self.val_fraction, tuple):
-            shared["val_fraction"] = tuple(item.id for item in self.items if item.group in self.val_fraction)
+        if isinstance(self.held_out, tuple):
+            shared["held_out"] = tuple(item.id for item in self.items if item.group in self.held_out)
         return TextData([Document(item.id, item.text) for item in self.items], True, **shared)
 
 

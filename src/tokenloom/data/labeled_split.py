@@ -58,8 +58,8 @@ def split_labeled(
     _name_doubtful(data, notes)
     if validation is not None:
         parts = _given(data, _once(validation, notes), notes)
-    elif isinstance(data.val_fraction, tuple) and fraction == DEFAULT_FRACTION and seed == 0:
-        parts = _groups(data, data.val_fraction, notes)
+    elif isinstance(data.held_out, tuple) and fraction == DEFAULT_FRACTION and seed == 0:
+        parts = _groups(data, data.held_out, notes)
     else:
         parts = _stratified(data, fraction, seed, notes)
     if not parts.training.items:

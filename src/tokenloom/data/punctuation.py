@@ -64,6 +64,6 @@ def punctuated(text: TextData) -> TaggedData:
     shared = {f.name: getattr(text, f.name) for f in fields(DataSet)}
     if empty:
         shared["notes"] = [*text.notes, f"left out {counted(empty, 'paragraph')} without a letter or digit"]
-    if shared["val_fraction"] == "tail":
-        shared["val_fraction"] = None
+    if shared["held_out"] == "tail":
+        shared["held_out"] = None
     return TaggedData(sentences, restorable=True, **shared)

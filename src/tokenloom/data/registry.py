@@ -14,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from tokenloom.data.documents import DataSet, Holdout, TextData
-from tokenloom.data.download import FetchError, Source, cached, fetch, file_sha256, store
+from tokenloom.data.documents import DataSet, HeldOut, TextData
+from tokenloom.data.download import FetchError, Source, cached, fetch, store
 from tokenloom.errors import UserError
+from tokenloom.utils.files import file_sha256
 from tokenloom.utils.names import did_you_mean
 
 Held = TypeVar("Held", bound=DataSet)
@@ -31,7 +32,7 @@ class Recipe:
     what: what it is, in one line. ways: the ways to get it, tried in order; a way is all the files that the loader
     needs. A data set that comes with Python has no ways. loader: from the paths of a way's files to the data, which
     are of the class `holds`.
-    holdout: the part kept for validation: documents by id, `tail`, or None for whole documents chosen by the seed.
+    held_out: the part kept for validation: documents by id, `tail`, or None for whole documents chosen by the seed.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Recipe:
     license: str
     loader: Callable[[Sequence[Path]], DataSet]
     ways: tuple[tuple[Source, ...], ...] = ()
-    val_fraction: Holdout = None
+    held_out: HeldOut = None
     holds: type[DataSet] = TextData
 
     @property
@@ -228,7 +229,7 @@ def load_data(name: str, progress: bool = True) -> DataSet:
     if os.path.lexists(name):
         notes.append(f"{name!r} is the built-in data set; the file or folder of that name is ./{name}")
     return replace(
-        data, name=recipe.name, license=recipe.license, val_fraction=recipe.val_fraction, notes=[*notes, *data.notes]
+        data, name=recipe.name, license=recipe.license, held_out=recipe.held_out, notes=[*notes, *data.notes]
     )
 
 

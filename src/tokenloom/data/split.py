@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from tokenloom.data.documents import Document, Holdout, TextData
+from tokenloom.data.documents import Document, HeldOut, TextData
 from tokenloom.errors import UserError
 from tokenloom.utils.names import counted, did_you_mean, some
 
@@ -28,13 +28,13 @@ def split(
     data: TextData,
     fraction: float = DEFAULT_FRACTION,
     seed: int = 0,
-    val_fraction: Sequence[str] | None = None,
+    held_out: Sequence[str] | None = None,
     *,
     validation: TextData | None = None,
 ) -> Split:
     """Keep a part of a text for validation.
 
-    In this order: `validation`, a text of its own, when it is given; the documents whose ids are in `val_fraction`; what
+    In this order: `validation`, a text of its own, when it is given; the documents whose ids are in `held_out`; what
     the data set itself holds out, unless another fraction than the default is asked for; whole documents, where at
     least five of them differ; else the last `fraction` of the characters.
 
@@ -47,14 +47,14 @@ def split(
     if not 0 < fraction < 1:
         raise UserError(f"a validation fraction of {fraction} is not between 0 and 1 (both excluded)")
     if validation is not None:
-        if val_fraction is not None:
+        if held_out is not None:
             raise UserError("validation data and documents to hold out were both given: leave one of them away")
         return _given(data, validation)
-    wish: Holdout = None
-    if val_fraction is not None:
-        wish = (val_fraction,) if isinstance(val_fraction, str) else tuple(val_fraction)
+    wish: HeldOut = None
+    if held_out is not None:
+        wish = (held_out,) if isinstance(held_out, str) else tuple(held_out)
     if wish is None and fraction == DEFAULT_FRACTION:
-        wish = data.val_fraction
+        wish = data.held_out
     if wish == "tail":
         return _tail(data, fraction)
     if wish is not None:

@@ -20,7 +20,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from tokenloom.utils.cache import cache_folder
+from tokenloom.utils.files import atomic_path
 
 VARIABLE = "TOKENLOOM_NATIVE"
 COMPILERS = ("g++", "c++", "clang++")
@@ -164,10 +164,7 @@ def _processor() -> bytes:
 def _compile(source: Path, compiler: str, target: Path) -> None:
     """Compile beside the target and rename: a process sees all of it or none."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.stem}.", suffix=".so", dir=target.parent)
-    os.close(handle)
-    beside = Path(name)
-    try:
+    with atomic_path(target, shared=True) as beside:
         for native in NATIVE:
             command = [compiler, *FLAGS, native, str(source), "-o", str(beside)]
             done = subprocess.run(
@@ -183,11 +180,6 @@ def _compile(source: Path, compiler: str, target: Path) -> None:
         with beside.open("r+b") as file:
             # Its own hash behind it, which loaders of libraries overlook.
             file.write(hashlib.sha256(file.read()).digest())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path) -> bool:

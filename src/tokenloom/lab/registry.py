@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +12,8 @@ from types import ModuleType
 import tokenloom.lab
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Experiment, order
+from tokenloom.utils.imports import import_file
+from tokenloom.utils.names import did_you_mean
 
 SECTIONS = {
     "1": "Attention",
@@ -60,23 +60,14 @@ def _named(id: str) -> list[Experiment]:
         return [known[id]]
     if section := [one for one in known.values() if one.section == id]:
         return section
-    near = get_close_matches(id, known, n=3, cutoff=0.3)
-    hint = f"; the nearest are {', '.join(near)}" if near else ""
-    raise UserError(f"{id}: no such experiment{hint} (tokenloom lab list shows all)")
+    raise UserError(f"{id}: no such experiment{did_you_mean(id, known)} (tokenloom lab list shows all)")
 
 
 def own(path: Path) -> list[Experiment]:
     """The experiments in a file. Raises UserError for a file that is not there, does not run, or has none."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; tokenloom lab new NAME writes one to start from")
-    spec = importlib.util.spec_from_file_location(f"tokenloom_lab_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{path}: {type(error).__name__}: {error}") from error
+    module = import_file(path)
     if not (found := experiments_in(module)):
         raise UserError(f"{path}: defines no experiment; tokenloom lab new NAME shows how one looks")
     if taken := next((one.id for one in found if one.id in experiments()), None):

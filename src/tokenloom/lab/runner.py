@@ -16,6 +16,7 @@ import torch
 from tokenloom.data import registry as recipes
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Bench, Experiment, Outcome, order
+from tokenloom.utils.files import write_json
 from tokenloom.utils.names import some
 from tokenloom.version import VERSION
 
@@ -50,9 +51,7 @@ class Folder:
         """A JSON file, whole or not at all. Raises UserError where it cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            beside = self.path / f".{name}.part"
-            beside.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
-            os.replace(beside, self.path / name)
+            write_json(self.path / name, content, indent=None)
         except OSError as error:
             raise UserError(f"{self.path / name}: {error.strerror or error}; --out names another folder") from error
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from dataclasses import dataclass
 from io import BytesIO
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenloom.errors import UserError
+from tokenloom.utils.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,14 +130,4 @@ def place_of(path: str | Path) -> Path:
 
 def write_png(raw: bytes, path: Path) -> None:
     """Write a picture, whole or not at all. Raises UserError where the place cannot be written."""
-    beside = None
-    try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-        os.chmod(beside, 0o644)  # Temporary files are for the owner only; a picture is for everyone.
-        os.replace(beside, path)
-    except OSError as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
-        raise UserError(f"cannot write the picture {path}: {error.strerror or error}") from error
+    write_bytes(path, raw)

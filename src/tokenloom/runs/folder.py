@@ -19,9 +19,10 @@ from tokenloom.data.registry import names
 from tokenloom.errors import UserError
 from tokenloom.tasks.base import Task
 from tokenloom.tasks.registry import find_task
-from tokenloom.training.checkpoints import load_weights, write_atomic, write_json
+from tokenloom.training.checkpoints import load_weights
 from tokenloom.training.events import Baseline
 from tokenloom.training.settings import TrainingSettings
+from tokenloom.utils.files import write_json, write_text
 from tokenloom.version import VERSION
 
 FORMAT = 1
@@ -176,7 +177,7 @@ class RunFolder:
     def truncate_metrics(self, step: int) -> None:
         """Drop what was written after a step: a resumed run writes it again."""
         kept = [row for row in self.read_metrics() if row["step"] <= step]
-        write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _try_to_write(folder: Path) -> None:

@@ -14,7 +14,8 @@ from tokenloom.errors import UserError
 from tokenloom.runs.folder import load
 from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
-from tokenloom.training.checkpoints import load_weights, save_weights, write_json
+from tokenloom.training.checkpoints import load_weights, save_weights
+from tokenloom.utils.files import write_json
 from tokenloom.utils.names import with_article
 
 FORMAT = 1

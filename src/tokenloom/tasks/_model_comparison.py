@@ -14,8 +14,8 @@ from tokenloom.nn.parts import count_numbers
 from tokenloom.runs.counted import USED
 from tokenloom.runs.session import TrainingSession, begin
 from tokenloom.tasks._lm_families.table import MODEL_FAMILIES, MODELS, family_of
-from tokenloom.training.checkpoints import write_json
 from tokenloom.training.events import Event, Finished, Prepared
+from tokenloom.utils.files import write_json
 from tokenloom.utils.names import did_you_mean
 
 # The windows in which all are measured, beside running context: those of the textbook's own protocol.

@@ -14,7 +14,7 @@ from tokenloom.config import Options, option
 from tokenloom.errors import UserError
 from tokenloom.evaluation.word_similarity import unit
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
-from tokenloom.training.checkpoints import write_atomic
+from tokenloom.utils.files import write_text
 from tokenloom.utils.names import did_you_mean
 
 Near = list[tuple[str, float]]
@@ -116,6 +116,6 @@ class Space:
         for word, vector in zip(self.vocabulary.words, self.vectors.tolist(), strict=True):
             lines.append(" ".join([word, *(f"{value:.9g}" for value in vector)]))
         try:
-            write_atomic(path, ("\n".join(lines) + "\n").encode())
+            write_text(path, "\n".join(lines) + "\n")
         except OSError as error:
             raise UserError(f"--out {path}: cannot be written ({error.strerror})") from error

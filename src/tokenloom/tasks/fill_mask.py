@@ -276,13 +276,11 @@ def by_lines(text: TextData) -> TextData:
         for number, line in enumerate(document.text.split("\n"), start=1)
         if line.strip()
     ]
-    val_fraction = text.val_fraction
-    if isinstance(val_fraction, tuple):
-        held = set(val_fraction)
-        val_fraction = tuple(line.id for line in documents if line.id.rpartition(":")[0] in held)
-    return replace(
-        text, documents=documents, documented=True, val_fraction=None if val_fraction == "tail" else val_fraction
-    )
+    held_out = text.held_out
+    if isinstance(held_out, tuple):
+        held = set(held_out)
+        held_out = tuple(line.id for line in documents if line.id.rpartition(":")[0] in held)
+    return replace(text, documents=documents, documented=True, held_out=None if held_out == "tail" else held_out)
 
 
 def shown(token: str) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import pkgutil
-import sys
 from pathlib import Path
 
 from tokenloom.config import Options, options
 from tokenloom.errors import UserError
 from tokenloom.tasks.base import Task
 from tokenloom.training.settings import TrainingSettings
+from tokenloom.utils.imports import import_file
 from tokenloom.utils.names import did_you_mean
 
 # Modules of `tokenloom.tasks` that hold what all tasks share.
@@ -55,20 +53,7 @@ def find_task(name: str) -> type[Task]:
 
 
 def _from_file(path: Path, class_name: str) -> type[Task]:
-    if not path.is_file():
-        raise UserError(f"--task {path}: there is no such file")
-    # A name of its own, so that the file can hide no other module; known by it, as dataclasses need.
-    name = f"own_task_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"--task {path}: cannot be imported: {type(error).__name__}: {error}") from error
+    module = import_file(path, f"--task {path}")
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Task)):
         tasks = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]

@@ -1,7 +1,6 @@
 """What every text tokenizer offers, and what they share: decoding, streaming, saving."""
 
 import codecs
-import hashlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tokenloom.errors import UserError
+from tokenloom.utils.files import sha256, write_text
 
 FORMAT = 1
 UNKNOWN = "unknown"
@@ -143,11 +143,11 @@ class TextTokenizer(ABC):
     def fingerprint(self) -> str:
         """The SHA-256, in hexadecimal, of the canonical JSON (sorted keys, ASCII, no spaces) of `to_json()`."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+        return sha256(canonical)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer as readable JSON (UTF-8) with its fingerprint, all or nothing."""
-        write_text_atomic(Path(path), readable_json({**self.to_json(), "fingerprint": self.fingerprint()}))
+        write_text(Path(path), readable_json({**self.to_json(), "fingerprint": self.fingerprint()}))
 
     def _pieces(self, specials: bool) -> list[bytes]:
         return self._table + [f"<|{name}|>".encode() if specials else b"" for name in self.specials]
@@ -282,20 +282,6 @@ def readable_json(data: dict[str, Any]) -> str:
         else:
             lines.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write a UTF-8 file so that at any instant the old or the new one is there, whole. Raises UserError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written: {error.strerror}; choose another place") from None
 
 
 def _checked(data: object) -> tuple[type[TextTokenizer], dict[str, Any], list[str]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from numpy.typing import NDArray
 
 from tokenloom.errors import UserError
 from tokenloom.nn.vector_quantizer import kmeans, nearest
+from tokenloom.utils.files import sha256, write_json
 
 FORMAT = 1
 KIND = "palette"
@@ -92,13 +91,11 @@ class Palette:
 
     def fingerprint(self) -> str:
         """A hash of all that decides ids."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+        return sha256(json.dumps(self.as_dict(), sort_keys=True))
 
     def save(self, path: Path) -> None:
         """Write it, all or nothing."""
-        beside = path.with_name(path.name + ".new")
-        beside.write_text(json.dumps(self.as_dict(), indent=1), "utf-8")
-        os.replace(beside, path)
+        write_json(path, self.as_dict())
 
     @classmethod
     def load(cls, path: Path) -> Palette:

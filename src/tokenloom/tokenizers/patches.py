@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.errors import UserError
+from tokenloom.utils.files import sha256
 
 FORMAT = 1
 _KEYS = {"format", "kind", "shape", "patch", "mean", "deviation"}
@@ -101,7 +101,7 @@ class Patches:
 
     def fingerprint(self) -> str:
         """A hash of all that decides how pictures become tokens."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+        return sha256(json.dumps(self.as_dict(), sort_keys=True))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""

@@ -3,7 +3,6 @@
 The byte-pair tokenizers live in `tokenizers/bpe.py`; they are named here too, so that this file is the one to import.
 """
 
-import difflib
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from tokenloom.tokenizers.base import (
 )
 from tokenloom.tokenizers.bpe import BPE, ByteBPE
 from tokenloom.tokenizers.pretokenize import WORDS, certain_border, chunk_blocks, count_chunks
+from tokenloom.utils.names import did_you_mean
 
 __all__ = [
     "BPE",
@@ -216,10 +216,8 @@ def size_for(length: int) -> int:
 def check_choice(kind: str, size: int | None) -> None:
     """Raise UserError for what `choose_tokenizer` refuses whatever the text."""
     if kind not in TOKENIZER_KINDS:
-        near = difflib.get_close_matches(kind, TOKENIZER_KINDS, n=1, cutoff=0.0)[0]
-        raise UserError(
-            f"there is no kind of tokenizer {kind!r}; did you mean {near!r}? ({', '.join(TOKENIZER_KINDS)})"
-        )
+        hint = did_you_mean(kind, TOKENIZER_KINDS)
+        raise UserError(f"there is no kind of tokenizer {kind!r}{hint} ({', '.join(TOKENIZER_KINDS)})")
     if kind == "characters" and size is not None:
         raise UserError(
             f"a vocabulary size ({size:,}) has no effect with 'characters'; leave it out or take 'byte-bpe'"

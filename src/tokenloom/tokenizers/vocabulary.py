@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import unicodedata
 from collections import Counter
@@ -16,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import readable_json, write_text_atomic
+from tokenloom.tokenizers.base import readable_json
 from tokenloom.tokenizers.pretokenize import NAMES, PROSE
+from tokenloom.utils.files import sha256, write_text
 
 FORMAT = 1
 NONE = -1
@@ -101,11 +101,11 @@ class Vocabulary:
 
     def fingerprint(self) -> str:
         """The SHA-256 of its canonical JSON."""
-        return hashlib.sha256(json.dumps(self.as_dict(), separators=(",", ":")).encode("ascii")).hexdigest()
+        return sha256(json.dumps(self.as_dict(), separators=(",", ":")))
 
     def save(self, path: Path) -> None:
         """Write it as readable JSON, all or nothing."""
-        write_text_atomic(path, readable_json(self.as_dict()))
+        write_text(path, readable_json(self.as_dict()))
 
     @classmethod
     def load(cls, path: Path) -> Self:

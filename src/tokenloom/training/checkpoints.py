@@ -10,9 +10,7 @@ any number of processes, in any mode, reads either form.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,38 +24,9 @@ from torch import Tensor, nn
 
 from tokenloom.errors import UserError
 from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, like, read_parts, whole, write_parts
+from tokenloom.utils.files import atomic_path, file_sha256, sha256, sync, write_bytes, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-
-
-def sha256(path: Path) -> str:
-    """The hash of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file's content in one instant: write beside it, sync, rename."""
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    _sync(path.parent)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Readable JSON, atomically."""
-    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -70,7 +39,6 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     path.chmod(0o644)  # The library lets only the owner read what it writes; a run may be shared.
-    _sync(path)
 
 
 @contextmanager
@@ -94,11 +62,8 @@ def save_weights(model: nn.Module, path: Path, processes: ProcessGroup = SINGLE_
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    beside = path.with_name(f".{path.name}.part")
-    with _writing(path):
+    with _writing(path), atomic_path(path) as beside:
         _write_tensors(tensors, beside)
-        beside.replace(path)
-        _sync(path.parent)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -187,6 +152,7 @@ class Checkpoints:
                 beside.mkdir()
                 for name, tensors in {} if processes.sharded else files.items():
                     _write_tensors(tensors, beside / name)
+                    sync(beside / name)
 
         def finish() -> None:
             with _writing(final):
@@ -194,7 +160,7 @@ class Checkpoints:
                 if final.exists():
                     final.replace(_hidden(final, "old"))
                 beside.replace(final)
-                _sync(self.folder)
+                sync(self.folder)
                 self._tidy(step, state.get("best_step"))
 
         processes.run_on_rank0(begin)
@@ -222,14 +188,14 @@ class Checkpoints:
                 )
             with _writing(folder):
                 for name in seen[0]:
-                    _sync(folder / name)
+                    sync(folder / name)
 
         processes.run_on_rank0(check)
 
     def _describe(self, folder: Path, state: dict[str, Any]) -> None:
         """The last file of a checkpoint, with the hashes of the others."""
         names = sorted(path.name for path in folder.iterdir())
-        described = {**state, "sha256": {name: sha256(folder / name) for name in names}}
+        described = {**state, "sha256": {name: file_sha256(folder / name) for name in names}}
         write_json(folder / STATE, {**described, "own_sha256": _state_hash(described)})
 
     def _put_back(self) -> None:
@@ -277,7 +243,7 @@ class Checkpoints:
             raise UserError(f"{file}: altered since it was saved; an earlier checkpoint may be whole")
         for name, expected in hashes:
             path = folder / name
-            if not path.is_file() or sha256(path) != expected:
+            if not path.is_file() or file_sha256(path) != expected:
                 raise UserError(f"{path}: cut or altered since it was saved; an earlier checkpoint may be whole")
         return state, folder
 
@@ -307,8 +273,8 @@ class Checkpoints:
             return
         if MODEL not in state["sha256"]:
             _save_tensors({k: v for k, v in read_parts(folder).items() if "/" not in k}, path)
-        elif not path.is_file() or sha256(path) != state["sha256"][MODEL]:
-            write_atomic(path, (folder / MODEL).read_bytes())
+        elif not path.is_file() or file_sha256(path) != state["sha256"][MODEL]:
+            write_bytes(path, (folder / MODEL).read_bytes())
 
 
 def _hidden(path: Path, kind: str) -> Path:
@@ -316,7 +282,7 @@ def _hidden(path: Path, kind: str) -> Path:
 
 
 def _state_hash(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(state, sort_keys=True))
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:

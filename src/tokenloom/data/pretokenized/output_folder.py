@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Collection
@@ -23,7 +22,7 @@ from tokenloom.data.pretokenized.shards import (
     self_hash,
 )
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import write_text_atomic
+from tokenloom.utils.files import sync, write_json
 
 STDIN = ".standard-input.part"
 
@@ -103,15 +102,14 @@ class OutputFolder:
 
     def note(self, begun: dict[str, Any]) -> None:
         """Keep what must be known to go on."""
-        write_text_atomic(self.folder / UNFINISHED, json.dumps(begun, indent=1) + "\n")
+        write_json(self.folder / UNFINISHED, begun)
 
     def finish(self, content: dict[str, Any], extra: Extra) -> PretokenizedCorpus:
         """Write the manifest: now the folder is whole."""
         content = {**content, **extra(PretokenizedCorpus(self.folder, content))}
         content["sha256"] = self_hash(content)
-        _sync(self.folder)
-        write_text_atomic(self.folder / MANIFEST, json.dumps(content, indent=1) + "\n")
-        _sync(self.folder)
+        sync(self.folder)
+        write_json(self.folder / MANIFEST, content)
         shards = [shard for part in PARTS for shard in content["parts"][part]]
         # Records, and what an earlier work that was overwritten may have left.
         self._remove_shards(but={shard[what] for shard in shards for what in ("file", "starts")})
@@ -127,11 +125,3 @@ class OutputFolder:
                 self.folder.rmdir()
         except OSError:
             return
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

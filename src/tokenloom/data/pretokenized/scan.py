@@ -63,7 +63,7 @@ def survey(text: StreamedText, advance: Advance = lambda n: None) -> Survey:
     Raises UserError for a single file that cannot be read, and when nothing is left.
     """
     found = Survey()
-    wanted = set(text.val_fraction) if isinstance(text.val_fraction, tuple) else set()
+    wanted = set(text.held_out) if isinstance(text.held_out, tuple) else set()
     whole = hashlib.sha256()
     remarks: dict[str, list[str]] = {}
     kept: list[Entry] = []
@@ -185,7 +185,7 @@ def choose_sides(text: StreamedText, found: Survey, fraction: float | None, seed
     """
     check_share(fraction)
     share = fraction if fraction is not None else min(DEFAULT_FRACTION, MOST_HELD / found.characters)
-    wish = text.val_fraction if fraction in (None, DEFAULT_FRACTION) else None
+    wish = text.held_out if fraction in (None, DEFAULT_FRACTION) else None
     distinct = found.documents - found.duplicates
     if isinstance(wish, tuple):
         held = {found.named[name] for name in wish if name in found.named}

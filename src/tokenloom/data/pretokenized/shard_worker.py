@@ -21,8 +21,9 @@ import numpy as np
 
 from tokenloom.data.pretokenized.shards import Shard, end_of, width
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import UNKNOWN, TextTokenizer, write_text_atomic
+from tokenloom.tokenizers.base import UNKNOWN, TextTokenizer
 from tokenloom.tokenizers.text import load_tokenizer
+from tokenloom.utils.files import write_bytes, write_json
 
 _TELL = 1 << 20
 
@@ -78,7 +79,7 @@ def make_shard(
     finally:
         writing.close()
     record = {**asdict(shard), "made": job["settings"]}
-    write_text_atomic(record_of(folder, job["name"]), json.dumps(record, indent=1) + "\n")
+    write_json(record_of(folder, job["name"]), record)
     return shard
 
 
@@ -140,7 +141,7 @@ class _Writing:
         """Put both files into their places."""
         starts = np.array(self.starts, dtype="<i8").tobytes()
         place = self.path.with_suffix(".starts")
-        _put(starts, place)
+        write_bytes(place, starts)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -157,15 +158,6 @@ class _Writing:
         """Leave nothing half-written."""
         self._file.close()
         self._part.unlink(missing_ok=True)
-
-
-def _put(raw: bytes, path: Path) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ of every file and of itself. It is written last: a folder without it is not fini
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from tokenloom.data.samples import fingerprint_of
 from tokenloom.errors import UserError
 from tokenloom.tokenizers.base import END, TextTokenizer
 from tokenloom.tokenizers.text import load_tokenizer
+from tokenloom.utils.files import file_sha256, sha256
 
 FORMAT = 1
 KIND = "tokenloom tokens"
@@ -37,16 +37,10 @@ def width(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-def file_hash(path: Path) -> str:
-    """The sha256 of a file's bytes, in hexadecimal. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def self_hash(content: dict[str, Any]) -> str:
     """The sha256 of what a JSON file says, without the entry that holds it."""
     rest = {key: value for key, value in content.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+    return sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")))
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ _AGAIN = "tokenloom data tokenize makes it anew (with --overwrite)"
 
 def _hash_of(path: Path) -> str:
     try:
-        return file_hash(path)
+        return file_sha256(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.documents import Document, Holdout
+from tokenloom.data.documents import Document, HeldOut
 from tokenloom.data.tables import (
     json_column,
     json_documents,
@@ -81,7 +81,7 @@ class StreamedText:
     name: str
     documented: bool
     license: str | None = None
-    val_fraction: Holdout = None
+    held_out: HeldOut = None
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     given: str = ""
@@ -116,7 +116,7 @@ def open_text(
     if isinstance(source, str) and given in recipes.names():
         data = read_text(given, encoding=encoding, newlines=how.newlines, column=column)
         kept: list[Entry] = [_Kept(data.name, data.documents)]
-        return StreamedText(kept, data.name, data.documented, data.license, data.val_fraction, data.skipped, data.notes)
+        return StreamedText(kept, data.name, data.documented, data.license, data.held_out, data.skipped, data.notes)
     path = Path(given)
     try:
         mode = path.stat().st_mode

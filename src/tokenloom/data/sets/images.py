@@ -129,7 +129,7 @@ RECIPES = (
                 ),
             ),
         ),
-        val_fraction=("t10k",),
+        held_out=("t10k",),
         holds=ImageData,
     ),
     Recipe(

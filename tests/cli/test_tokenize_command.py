@@ -22,7 +22,7 @@ def test_tokenize_then_train_then_measure(call: Call, folder: Path, tmp_path: Pa
     made = call("data", "tokenize", str(folder), "--out", out, "--workers", "2", "--json")
     assert made.code == 0
     assert made.json["training"]["documents"] + made.json["validation"]["documents"] == 6
-    assert made.json["tokenizer"]["kind"] == "characters"
+    assert made.json["tokenizer"]["kind"] == "char"
     assert "tokenizing: " in made.err
     trained = call("train", out, *TINY, "--steps", "2", "--out", run, "--json")
     assert trained.code == 0

@@ -32,7 +32,7 @@ import tokenloom
         (["--dropout", "1"], ["--dropout 1"]),
         (["--size", "hugh"], ["--size hugh", "nano", "large"]),
         (["--tokenizer", "bytebpe"], ["bytebpe", "byte-bpe"]),
-        (["--tokenizer", "characters", "--vocab-size", "100"], ["100", "characters"]),
+        (["--tokenizer", "char", "--vocab-size", "100"], ["100", "char"]),
         (["--width", "15", "--heads", "2"], ["--width 15", "--heads 2"]),
         (["--width", "6", "--heads", "2"], ["--width", "--heads", "even"]),
         (["--width", "16", "--heads", "4", "--kv-heads", "3"], ["4 heads", "--kv-heads"]),

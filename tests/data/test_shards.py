@@ -44,7 +44,7 @@ def copy(made: PretokenizedCorpus, tmp_path: Path) -> Path:
 # The ids.
 
 
-@pytest.mark.parametrize("kind", ["auto", "characters", "words", "bpe", "byte-bpe"])
+@pytest.mark.parametrize("kind", ["auto", "char", "word", "bpe", "byte-bpe"])
 @pytest.mark.parametrize("source", ["folder", "file", "rows"])
 def test_the_ids_are_those_of_the_text_held_in_memory(
     kind: str, source: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,7 +57,7 @@ def test_the_ids_are_those_of_the_text_held_in_memory(
         path.write_text(prose(20_000), "utf-8")
     elif source == "rows":
         path = rows_of(tmp_path / "rows.jsonl", SIZES)
-    vocab_size = {"words": 20, "bpe": 150, "byte-bpe": 400}.get(kind)
+    vocab_size = {"word": 20, "bpe": 150, "byte-bpe": 400}.get(kind)
     tokenizer, ids = in_memory(path, kind, vocab_size)
     tokenized = make(path, tmp_path / "out", tokenizer=kind, vocab_size=vocab_size)
     assert tokenized.tokenizer().fingerprint() == tokenizer.fingerprint()
@@ -102,9 +102,9 @@ def test_more_ids_than_two_bytes_hold_are_stored_wider(tmp_path: Path) -> None:
     every = [chr(code) for code in range(0x4E00, 0x4E00 + 70_000) if not 0xD800 <= code < 0xE000]
     path = tmp_path / "wide.txt"
     path.write_text(" ".join(reversed(every)), "utf-8")
-    tokenized = make(path, tmp_path / "out", tokenizer="characters", shard=100_000)
+    tokenized = make(path, tmp_path / "out", tokenizer="char", shard=100_000)
     assert tokenized.content["dtype"] == "<u4"
-    tokenizer, ids = in_memory(path, "characters")
+    tokenizer, ids = in_memory(path, "char")
     assert tokenizer.vocab_size > 1 << 16
     assert np.array_equal(tokenized.ids("training")[:], ids["training"])
     assert int(tokenized.ids("training")[:].max()) > 65_535
@@ -131,7 +131,7 @@ def test_a_large_part_is_sampled_for_its_tokenizer(
     assert all(text in whole for text in seen if len(text) < 100 or text)
     assert "learned from 4,000 of" in tokenized.content["tokenizer"]["why"]
     characters = make(folder, tmp_path / "characters")
-    assert characters.content["tokenizer"]["kind"] == "characters"
+    assert characters.content["tokenizer"]["kind"] == "char"
     assert set(characters.tokenizer().to_json()["characters"]) == set(whole)
     asked = make(folder, tmp_path / "bpe", tokenizer="bpe")
     assert set(asked.tokenizer().to_json()["characters"]) == set(whole)
@@ -142,7 +142,7 @@ def test_a_given_tokenizer_is_used(made: PretokenizedCorpus, folder: Path, tmp_p
     again = make(folder, tmp_path / "again", tokenizer=str(path))
     assert again.tokenizer().fingerprint() == made.tokenizer().fingerprint()
     assert np.array_equal(again.ids("training")[:], made.ids("training")[:])
-    small = make(folder_of(tmp_path / "small", [300] * 6), tmp_path / "small-tokens", tokenizer="characters")
+    small = make(folder_of(tmp_path / "small", [300] * 6), tmp_path / "small-tokens", tokenizer="char")
     (tmp_path / "snow.txt").write_text("☃ is not known. " * 20)
     known = str(small.folder / "tokenizer.json")
     for what, match in (
@@ -151,7 +151,7 @@ def test_a_given_tokenizer_is_used(made: PretokenizedCorpus, folder: Path, tmp_p
         ({"tokenizer": str(path), "borders": False}, "--no-borders"),
         ({"tokenizer": "nothing.json"}, "nothing.json"),
         ({"tokenizer": "byte-pbe"}, "did you mean"),
-        ({"tokenizer": "characters", "vocab_size": 500}, "500"),
+        ({"tokenizer": "char", "vocab_size": 500}, "500"),
     ):
         with pytest.raises(UserError, match=match):
             make(tmp_path / "snow.txt", tmp_path / "refused", **what)
@@ -303,7 +303,7 @@ def test_another_format_or_tokenizer_is_refused(copy: Path, folder: Path, tmp_pa
         open_pretokenized(copy)
     data["format"] = 1
     path.write_text(json.dumps({**data, "sha256": self_hash(data)}))
-    other = make(folder, tmp_path / "other", tokenizer="characters")
+    other = make(folder, tmp_path / "other", tokenizer="char")
     (copy / "tokenizer.json").write_bytes((other.folder / "tokenizer.json").read_bytes())
     tokenized = open_pretokenized(copy)
     assert tokenized is not None
@@ -343,7 +343,7 @@ def test_what_is_no_place_to_write_is_refused(made: PretokenizedCorpus, folder: 
 def test_overwriting_starts_anew(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = make(folder, out, shard=1000)
-    again = tokenize(folder, out, TokenizationRequest(tokenizer="characters", shard=9000), workers=1, overwrite=True)
+    again = tokenize(folder, out, TokenizationRequest(tokenizer="char", shard=9000), workers=1, overwrite=True)
     assert len(again.shards("training")) < len(first.shards("training"))
     assert {path.name for path in out.iterdir()} == {
         "manifest.json",

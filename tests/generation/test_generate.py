@@ -19,7 +19,7 @@ from tokenloom.generation import (
 )
 from tokenloom.generation.generate import sample_generator
 from tokenloom.generation.sampling import draw
-from tokenloom.tokenizers.text import Characters
+from tokenloom.tokenizers.text import CharTokenizer
 
 
 def alone(model: TableModel, request: Request, text: object = None) -> list[Generation]:
@@ -276,7 +276,7 @@ def test_each_sample_has_its_own_text() -> None:
 
 
 def test_with_a_tokenizer_of_the_package() -> None:
-    tokenizer = Characters.train("héllo wörld 🙂日本")
+    tokenizer = CharTokenizer.train("héllo wörld 🙂日本")
     model = TableModel.random(tokenizer.vocab_size, 3, sharpness=0.5)
     request = Request([int(token) for token in tokenizer.encode("hé")], 40, samples=8, stop=["🙂", "l日"])
     for result in generate_all(model, [request], tokenizer.stream)[0]:

@@ -204,7 +204,7 @@ def test_prompts_that_cannot_be(prompt: str, words: list[str], task: TextGenerat
 
 
 def test_unknown_words_are_named_and_go_through(tmp_path: Path) -> None:
-    task = with_model(task_on(written(tmp_path), tokenizer="words", vocab_size=100))
+    task = with_model(task_on(written(tmp_path), tokenizer="word", vocab_size=100))
     with pytest.warns(UserWarning, match="does not know 1 word: 'zebra'"):
         task.generate("One, zebra", max_new_tokens=3)
     result = task.use("score", ScoreOptions("One", " zebra"), lambda piece: None)

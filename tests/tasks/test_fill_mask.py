@@ -16,7 +16,7 @@ from tokenloom.tasks._masking import Draws, corrupt
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings, by_lines
 from tokenloom.training.batches import BatchContext, Batches
 
-TINY = {"context": 16, "width": 16, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "characters"}
+TINY = {"context": 16, "width": 16, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "char"}
 TEXT = "One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_filled_in_is_said(run: tuple[FillMask, Path]) -> None:
 
 def test_lines_are_texts_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("".join(f"{'abcdefghij'[: 2 + n % 9]}\n" for n in range(20)) + "\n\n", "utf-8")
-    task = FillMask(FillMaskSettings(lines=True, context=6, width=16, depth=1, heads=2, tokenizer="characters"))
+    task = FillMask(FillMaskSettings(lines=True, context=6, width=16, depth=1, heads=2, tokenizer="char"))
     material = task.prepare(str(tmp_path / "lines.txt"))
     parts = material.training.take(material.training.all())
     assert all(len(part) <= 5 for part in parts)

@@ -122,7 +122,7 @@ def test_validation_may_be_another_text(tokens: PretokenizedCorpus, folder: Path
     "setting",
     [
         {"vocab_size": 300},
-        {"tokenizer": "words"},
+        {"tokenizer": "word"},
         {"borders": False},
         {"val_fraction": 0.3},
         {"column": "text"},
@@ -136,7 +136,7 @@ def test_what_the_folder_has_decided_cannot_be_set(setting: dict[str, Any], toke
     with pytest.raises(UserError, match=f"--{name} .*tokenized already") as refused:
         tokenloom.train(str(tokens.folder), **TINY, **setting)
     assert "\n" not in str(refused.value)
-    tokenloom.train(str(tokens.folder), **{**TINY, "steps": 1}, tokenizer="characters", borders=True)
+    tokenloom.train(str(tokens.folder), **{**TINY, "steps": 1}, tokenizer="char", borders=True)
 
 
 def test_line_ends_stay_what_they_were_tokenized_as(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_line_ends_stay_what_they_were_tokenized_as(tmp_path: Path) -> None:
 def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(prose(6000), "utf-8")
-    made = tokenize(path, tmp_path / "w", TokenizationRequest("words", 5, shard=2000), workers=1, extra=baseline_kept)
+    made = tokenize(path, tmp_path / "w", TokenizationRequest("word", 5, shard=2000), workers=1, extra=baseline_kept)
     events = list(tokenloom.fit(str(made.folder), **TINY))
     assert not any(isinstance(event, Baseline) for event in events)
     assert "unknown words" in events[0].report["extra"]["to beat"]  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from tokenloom.training.checkpoints import read_tensors
 from tokenloom.training.events import Event, Finished, InitializedFrom, StepFinished
 
 MACHINE = {"threads": 1, "device": "cpu", "batch": 4}
-TINY = {**MACHINE, "context": 16, "width": 16, "depth": 2, "heads": 2, "tokenizer": "characters"}
+TINY = {**MACHINE, "context": 16, "width": 16, "depth": 2, "heads": 2, "tokenizer": "char"}
 WORDS = "\n\n".join(f"one N\ntwo {'AB'[n % 2]}\n{'shoe' * (1 + n % 3)} N\nno.{n % 7} O" for n in range(30))
 
 
@@ -91,7 +91,7 @@ def test_the_same_task_takes_the_readout_along(folder: Path) -> None:
         ({"init": "nowhere"}, "--init .*nowhere: there is no such run"),
         ({"width": 32}, "--width 32: the run that --init names has 16"),
         ({"style": "chapter"}, "--style chapter: the run that --init names has modern"),
-        ({"tokenizer": "words"}, "--tokenizer words: .* has characters"),
+        ({"tokenizer": "word"}, "--tokenizer word: .* has char"),
         ({"init": None, "train": "head"}, "--train head: .*--init"),
     ],
 )

@@ -199,7 +199,7 @@ def test_a_vocabulary_above_two_bytes_keeps_its_ids(tmp_path: Path) -> None:
     characters = "".join(chr(c) for c in range(0x4E00, 0x4E00 + 20000)) + "".join(
         chr(0x20000 + c) for c in range(50000)
     )
-    task = task_on(written(tmp_path, characters), tokenizer="characters")
+    task = task_on(written(tmp_path, characters), tokenizer="char")
     assert task.tokenizer.vocab_size == 70000
     ids = task.load_samples(str(task.source)).ids
     assert int(ids.max()) == 69999
@@ -303,7 +303,7 @@ def test_bits_per_byte_are_bits_of_the_text_over_its_bytes(tmp_path: Path) -> No
 
 def test_unknown_words_leave_no_bits_per_byte(tmp_path: Path) -> None:
     data = written(tmp_path, RHYME * 8)
-    task = with_model(task_on(data, tokenizer="words", vocab_size=200))
+    task = with_model(task_on(data, tokenizer="word", vocab_size=200))
     known, unknown = written(tmp_path, "One, two", "known.txt"), written(tmp_path, "One, zebra, zebra", "unknown.txt")
     measured = task.evaluate(str(known))
     assert measured["bits_per_byte"] > 0
@@ -315,7 +315,7 @@ def test_unknown_words_leave_no_bits_per_byte(tmp_path: Path) -> None:
     assert "none, since" in "\n".join(task.metric_lines(measured))
     material = task.prepare(str(data))
     assert task.baseline(material) is not None
-    held = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="words", validation=str(unknown)))
+    held = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="word", validation=str(unknown)))
     assert held.baseline(held.prepare(str(data))) is None, "an n-gram that spells them cannot be compared"
 
 

@@ -12,7 +12,7 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.base import PreparedData
 from tokenloom.tasks.token_classification import TokenClassification, TokenClassificationSettings
 
-TINY = {"context": 24, "width": 32, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "characters"}
+TINY = {"context": 24, "width": 32, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "char"}
 SIZES = {name: TINY[name] for name in ("context", "width", "depth", "heads", "tokenizer")}
 ROWS = ["Anna B-PER", "Maria I-PER", "met O", "Bob B-PER", "in O", "Rome B-LOC", "again O"]
 NAMES = "\n\n".join("\n".join(ROWS[n % 6 : 4 + n % 4] + ROWS[: 1 + n % 5]) for n in range(60))

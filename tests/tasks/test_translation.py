@@ -270,7 +270,7 @@ def test_two_files_and_two_vocabularies(call: Call, tmp_path: Path) -> None:
         tmp_path / "r",
     )
     assert code == 0, err
-    assert "tokenizers: characters for sources, 9 ids; characters for targets, 9 ids" in err
+    assert "tokenizers: char for sources, 9 ids; char for targets, 9 ids" in err
     task = tokenloom.load(tmp_path / "r")
     assert isinstance(task, Translation)
     assert task.tokenizers[0].unseen("A") == ["A"]
@@ -288,7 +288,7 @@ def test_two_files_and_two_vocabularies(call: Call, tmp_path: Path) -> None:
 def test_words_that_are_not_known_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("source,target\n" + "".join(f"one {a} two,eins {a} zwei\n" for a in "abcdefgh"))
-    task = tokenloom.train(path, task="translation", tokenizer="words", vocab_size=12, steps=2, size="nano", threads=1)
+    task = tokenloom.train(path, task="translation", tokenizer="word", vocab_size=12, steps=2, size="nano", threads=1)
     assert isinstance(task, Translation)
     _, notes = task.source_ids("one zebra two", "source 1")
     assert notes == ["source 1: the model does not know 1 word: 'zebra'"]

@@ -8,7 +8,7 @@ from traps import MARKERS, POEM
 
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.pretokenize import SCRIPTED, SPACED, WORDS, border_before_space, certain_border
-from tokenloom.tokenizers.text import BPE, ByteBPE, Characters, Words
+from tokenloom.tokenizers.text import BPE, ByteBPE, CharTokenizer, WordTokenizer
 
 ODD = " \n\t\r\x0b\x1c\x85\xa0\u2003\u2028\u3000aZé’'9_.-—☃\u200d\u200c\ufe0f\ufeff🌊水\U000e0020"
 SAMPLE = (POEM + MARKERS + "It's 1234567 o'clock -- isn't it?\n\n  \tdef f(x):\n    return x ** 2\n" + ODD) * 3
@@ -40,14 +40,14 @@ def test_a_certain_border_is_one_whatever_follows(rule: re.Pattern[str]) -> None
 
 def tokenizers() -> dict[str, TextTokenizer]:
     return {
-        "characters": Characters.train([SAMPLE]),
-        "words": Words.train([SAMPLE], 50),
+        "char": CharTokenizer.train([SAMPLE]),
+        "word": WordTokenizer.train([SAMPLE], 50),
         "bpe": BPE.train([SAMPLE], size=150),
         "byte-bpe": ByteBPE.train([SAMPLE], 330),
     }
 
 
-@pytest.mark.parametrize("kind", ["characters", "words", "bpe", "byte-bpe"])
+@pytest.mark.parametrize("kind", ["char", "word", "bpe", "byte-bpe"])
 def test_encoding_in_pieces_gives_the_ids_of_the_whole(kind: str) -> None:
     tokenizer = tokenizers()[kind]
     for text in [SAMPLE, *texts(150, 2)]:

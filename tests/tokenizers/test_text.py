@@ -13,9 +13,9 @@ from tokenloom.errors import UserError
 from tokenloom.tokenizers.text import (
     BPE,
     ByteBPE,
-    Characters,
+    CharTokenizer,
     TextTokenizer,
-    Words,
+    WordTokenizer,
     choose_tokenizer,
     load_tokenizer,
     suggested_size,
@@ -38,9 +38,9 @@ SPECIALS = ("end", "pad")
 
 Train = Callable[[str | list[str]], TextTokenizer]
 TRAINED: dict[str, Train] = {
-    "characters": lambda text: Characters.train(text, specials=SPECIALS),
-    "characters-unknown": lambda text: Characters.train(text, specials=SPECIALS, unknown=True),
-    "words": lambda text: Words.train(text, 10_000, specials=SPECIALS),
+    "char": lambda text: CharTokenizer.train(text, specials=SPECIALS),
+    "char-unknown": lambda text: CharTokenizer.train(text, specials=SPECIALS, unknown=True),
+    "word": lambda text: WordTokenizer.train(text, 10_000, specials=SPECIALS),
     "bpe-first": lambda text: BPE.train(text, merges=40, specials=SPECIALS),
     "bpe-id": lambda text: BPE.train(text, merges=40, ties="id", specials=SPECIALS, unknown=True),
     "byte-bpe": lambda text: ByteBPE.train(text, 320, specials=SPECIALS),
@@ -193,9 +193,9 @@ BPE_JSON: dict[str, Any] = BPE.train("abab abab", merges=2, specials=("end",)).t
         ({"format": 2}, "format is 2, and this version reads only format 1"),
         ({"format": True}, "format is True"),
         ({"format": None}, "the entry 'format' is missing|format is None"),
-        ({"kind": "bytes"}, "kind is 'bytes', not one of bpe, byte-bpe, characters, words"),
+        ({"kind": "bytes"}, "kind is 'bytes', not one of bpe, byte-bpe, char, word"),
         ({"kind": ["bpe"]}, "kind is"),
-        ({"kind": "characters"}, "the entry 'merges' does not belong"),
+        ({"kind": "char"}, "the entry 'merges' does not belong"),
         ({"merges": None}, "the entry 'merges' is missing"),
         ({"extra": 1}, "the entry 'extra' does not belong in a tokenizer of kind 'bpe'"),
         ({"specials": ["end", "end"]}, "special token 2, 'end', is no name or is given twice"),
@@ -230,9 +230,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b'{"format": "\xff"}')
     with pytest.raises(UserError, match="byte 12 is not UTF-8"):
         load_tokenizer(path)
-    with pytest.raises(UserError, match="kind is 'bpe' where 'characters' is needed"):
-        Characters.from_json(BPE_JSON)
-    words = Words.train("a b", 2).to_json()
+    with pytest.raises(UserError, match="kind is 'bpe' where 'char' is needed"):
+        CharTokenizer.from_json(BPE_JSON)
+    words = WordTokenizer.train("a b", 2).to_json()
     for change, message in (
         ({"words": ["a", "a"]}, "word 2, 'a'"),
         ({"words": ["a b"]}, "word 1, 'a b', is no single word"),
@@ -244,15 +244,15 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_saving_where_it_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written \(No such file"):
-        Characters.train("ab").save(tmp_path / "missing" / "tokenizer.json")
+        CharTokenizer.train("ab").save(tmp_path / "missing" / "tokenizer.json")
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="cannot be written"):
-        Characters.train("ab").save(tmp_path / "folder")
+        CharTokenizer.train("ab").save(tmp_path / "folder")
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
 def test_characters(tinyshakespeare: str) -> None:
-    tokenizer = Characters.train(tinyshakespeare)
+    tokenizer = CharTokenizer.train(tinyshakespeare)
     assert (tokenizer.vocab_size, tokenizer.specials) == (65, {})
     ids = tokenizer.encode(tinyshakespeare)
     assert [tokenizer.decode([id]) for id in range(65)] == sorted(set(tinyshakespeare))
@@ -262,7 +262,7 @@ def test_characters(tinyshakespeare: str) -> None:
 
 
 def test_unseen_characters_are_named() -> None:
-    tokenizer = Characters.train("ab\n")
+    tokenizer = CharTokenizer.train("ab\n")
     assert tokenizer.unseen("b\x00c😀cé\x00") == ["\x00", "c", "😀", "é"]
     with pytest.raises(UserError) as caught:
         tokenizer.encode("ab\x00\x00z😀\u2028\U0010ffffcé")
@@ -272,23 +272,23 @@ def test_unseen_characters_are_named() -> None:
 
 
 def test_unseen_characters_become_unknown_when_asked() -> None:
-    tokenizer = Characters.train(["ab", "b😀"], specials=("end",), unknown=True)
+    tokenizer = CharTokenizer.train(["ab", "b😀"], specials=("end",), unknown=True)
     assert tokenizer.specials == {"end": 3, "unknown": 4}
     assert tokenizer.encode("axb\U0010ffff😀").tolist() == [0, 4, 1, 4, 2]
     assert tokenizer.unseen("axb") == ["x"]
     assert tokenizer.decode([0, 4, 2, 3]) == "a😀"
     assert tokenizer.decode([0, 4, 2, 3], specials=True) == "a<|unknown|>😀<|end|>"
-    assert Characters.train("ab", specials=("unknown",)).encode("axb").tolist() == [0, 2, 1]
+    assert CharTokenizer.train("ab", specials=("unknown",)).encode("axb").tolist() == [0, 2, 1]
 
 
 def test_names_of_special_tokens() -> None:
     for wrong in (("end", "end"), ("<|end|>",), ("",), ("End",)):
         with pytest.raises(ValueError, match="name of a special token"):
-            Characters.train("ab", specials=wrong)
+            CharTokenizer.train("ab", specials=wrong)
 
 
 def test_words_are_kept_by_frequency_then_first_appearance() -> None:
-    tokenizer = Words.train("c a a b c, d", 4)
+    tokenizer = WordTokenizer.train("c a a b c, d", 4)
     # " " stands 5 times, c and a twice, then b, "," and d once each, in this order.
     assert tokenizer.to_json()["words"] == [" ", "c", "a", "b"]
     assert (tokenizer.vocab_size, tokenizer.specials) == (5, {"unknown": 4})
@@ -298,16 +298,16 @@ def test_words_are_kept_by_frequency_then_first_appearance() -> None:
     assert tokenizer.decode(ids, specials=True) == "<|unknown|> a<|unknown|>b"
     assert tokenizer.unseen("d a\nb d") == ["d", "\n"]
     assert tokenizer.byte_lengths().tolist() == [1, 1, 1, 1, 0]
-    assert Words.train("a b", 9).notes == ["The text has only 3 distinct words, not 9."]
+    assert WordTokenizer.train("a b", 9).notes == ["The text has only 3 distinct words, not 9."]
     with pytest.raises(UserError, match="a vocabulary of 0 leaves no word"):
-        Words.train("a b", 0)
+        WordTokenizer.train("a b", 0)
     with pytest.raises(ValueError, match='needs the special token "unknown"'):
-        Words(["a"], ())
+        WordTokenizer(["a"], ())
 
 
 def test_a_vocabulary_above_16_bits(tmp_path: Path) -> None:
     text = " ".join(f"w{number}" for number in range(70_000))
-    tokenizer = Words.train(text, 100_000, specials=("end",))
+    tokenizer = WordTokenizer.train(text, 100_000, specials=("end",))
     assert tokenizer.vocab_size == 70_003
     ids = tokenizer.encode(text)
     assert ids.max() == 70_000
@@ -365,7 +365,7 @@ def test_token_text() -> None:
         "\\xe3",
         "\\",
     ]
-    characters = Characters.train("é\u2028\U000e0020")
+    characters = CharTokenizer.train("é\u2028\U000e0020")
     assert [characters.token_text(id) for id in range(3)] == ["é", "\\u2028", "\\U000e0020"]
 
 
@@ -382,11 +382,11 @@ MANY = "".join(map(chr, range(0x4E00, 0x4E00 + 513)))
 @pytest.mark.parametrize(
     ("text", "options", "kind", "why"),
     [
-        (MANY[:512], {}, "characters", "at most 512 distinct characters"),
+        (MANY[:512], {}, "char", "at most 512 distinct characters"),
         (MANY, {}, "byte-bpe", "more than 512 distinct characters"),
         ("few letters", {"size": 300}, "byte-bpe", "a size is given"),
-        ("few letters", {"kind": "characters"}, "characters", "as asked"),
-        ("few letters", {"kind": "words"}, "words", "as asked"),
+        ("few letters", {"kind": "char"}, "char", "as asked"),
+        ("few letters", {"kind": "word"}, "word", "as asked"),
         ("few letters", {"kind": "bpe"}, "bpe", "as asked"),
         (["few", "letters"], {"kind": "byte-bpe", "specials": ("end",)}, "byte-bpe", "as asked"),
     ],
@@ -396,27 +396,27 @@ def test_choosing(text: str | list[str], options: dict[str, Any], kind: str, why
     assert tokenizer.kind == kind
     assert tokenizer.why.startswith(f"{tokenizer.vocab_size:,} ids for {len(''.join(text).encode()):,} bytes with ")
     assert tokenizer.why.endswith(f" distinct characters ({why})")
-    assert list(tokenizer.specials) == [*options.get("specials", ()), *(["unknown"] if kind == "words" else [])]
+    assert list(tokenizer.specials) == [*options.get("specials", ()), *(["unknown"] if kind == "word" else [])]
 
 
 def test_choosing_takes_the_size() -> None:
     text = "the cat sat on the mat, the cat sat. " * 9
     assert choose_tokenizer(text, "byte-bpe", 260).vocab_size == 260
     assert choose_tokenizer(text, "bpe", 20, ("end",)).vocab_size == 21
-    assert choose_tokenizer(text, "words", 3).vocab_size == 4
-    for kind in ("words", "bpe", "byte-bpe"):
+    assert choose_tokenizer(text, "word", 3).vocab_size == 4
+    for kind in ("word", "bpe", "byte-bpe"):
         with pytest.raises(UserError, match="a vocabulary of 0 "):
             choose_tokenizer(text, kind, 0)
-    with pytest.raises(UserError, match=r"size \(300\) has no effect with 'characters'"):
-        choose_tokenizer(text, "characters", 300)
+    with pytest.raises(UserError, match=r"size \(300\) has no effect with 'char'"):
+        choose_tokenizer(text, "char", 300)
 
 
 def test_choosing_with_an_alphabet() -> None:
-    for kind in ("auto", "characters", "bpe"):
+    for kind in ("auto", "char", "bpe"):
         tokenizer = choose_tokenizer("abab", kind, alphabet=["held out", "é"])
         assert tokenizer.decode(tokenizer.encode("hold é")) == "hold é"
     assert choose_tokenizer("abab", "bpe", 4, alphabet="xy").vocab_size == 4
-    assert choose_tokenizer("abab", alphabet=[MANY[:510]]).kind == "characters"
+    assert choose_tokenizer("abab", alphabet=[MANY[:510]]).kind == "char"
     assert choose_tokenizer("abab", alphabet=[MANY[:511]]).kind == "byte-bpe"
     merges = choose_tokenizer("abab", "byte-bpe", alphabet=["cdcd"]).to_json()["merges"]
     assert merges == choose_tokenizer("abab", "byte-bpe").to_json()["merges"]
@@ -424,7 +424,7 @@ def test_choosing_with_an_alphabet() -> None:
         choose_tokenizer("abab", alphabet=["\ud800"])
 
 
-@pytest.mark.parametrize(("given", "near"), [("byte_bpe", "byte-bpe"), ("chars", "characters"), ("word", "words")])
+@pytest.mark.parametrize(("given", "near"), [("byte_bpe", "byte-bpe"), ("chars", "char"), ("words", "word")])
 def test_an_unknown_kind_names_the_nearest(given: str, near: str) -> None:
     with pytest.raises(UserError, match=f"no kind of tokenizer '{given}'; did you mean '{near}'"):
         choose_tokenizer("ab", given)

@@ -84,9 +84,9 @@ def check(name: ANY_NAME = None, /, *, json: JSON = False) -> None:
 SOURCE = Annotated[str, Parameter(help="a file, a folder, - for standard input, or a built-in data set")]
 OUT = Annotated[str, Parameter(help="the folder to write")]
 TOKENIZER = Annotated[
-    str, Parameter(help="auto, characters, words, bpe or byte-bpe; or the tokenizer.json of a run or of such a folder")
+    str, Parameter(help="auto, char, word, bpe or byte-bpe; or the tokenizer.json of a run or of such a folder")
 ]
-VOCAB = Annotated[int | None, Parameter(converter=whole_number, help="ids of a words, bpe or byte-bpe tokenizer")]
+VOCAB = Annotated[int | None, Parameter(converter=whole_number, help="ids of a word, bpe or byte-bpe tokenizer")]
 BORDERS = Annotated[
     bool | None, Parameter(help="keep documents apart with an end token; by default where there are several")
 ]

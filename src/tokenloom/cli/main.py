@@ -264,7 +264,7 @@ def compare(
     minutes: Annotated[float | None, Parameter(help="train each about this long")] = None,
     steps: STEPS = None,
     size: Annotated[str | None, Parameter(help="of each: nano, tiny, small, medium or large")] = None,
-    tokenizer: Annotated[str | None, Parameter(help="of all: auto, characters, words, bpe or byte-bpe")] = None,
+    tokenizer: Annotated[str | None, Parameter(help="of all: auto, char, word, bpe or byte-bpe")] = None,
     vocab_size: Annotated[int | None, Parameter(converter=whole_number, help="ids of the tokenizer")] = None,
     threads: Annotated[int | None, Parameter(converter=whole_number, help="CPU threads in training")] = None,
     seed: Annotated[int | None, Parameter(converter=whole_number, help="seed of everything random")] = None,

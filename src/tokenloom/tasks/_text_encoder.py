@@ -46,8 +46,8 @@ class EncoderSettings(Options):
     depth: int | None = option(None, "layers")
     heads: int | None = option(None, "attention heads a layer")
     dropout: float | None = option(None, "share of activations dropped in training")
-    tokenizer: str = option("auto", "characters, words, bpe or byte-bpe; auto takes byte-bpe")
-    vocab_size: int | None = option(None, "ids of a words, bpe or byte-bpe tokenizer")
+    tokenizer: str = option("auto", "char, word, bpe or byte-bpe; auto takes byte-bpe")
+    vocab_size: int | None = option(None, "ids of a word, bpe or byte-bpe tokenizer")
 
 
 class TextEncoderTask(Task):

@@ -33,8 +33,8 @@ class TextGenerationSettings(Options):
         None, "of counts: kneser-ney, modified-kneser-ney, add or interpolated (Jelinek–Mercer)"
     )
     alpha: float | None = option(None, "what --smoothing add adds to each count [default: 1]")
-    tokenizer: str = option("auto", "auto, characters, words, bpe or byte-bpe")
-    vocab_size: int | None = option(None, "ids of a words, bpe or byte-bpe tokenizer")
+    tokenizer: str = option("auto", "auto, char, word, bpe or byte-bpe")
+    vocab_size: int | None = option(None, "ids of a word, bpe or byte-bpe tokenizer")
     borders: bool | None = option(
         None, "keep documents apart with an end token; by default where there are several documents"
     )

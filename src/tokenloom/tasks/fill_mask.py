@@ -200,7 +200,7 @@ class FillMask(TextEncoderTask):
             show("".join(f"  {probability:6.1%}  {shown(answer)}\n" for answer, probability in place))
         show(f"{filled}\n")
         notes = []
-        if self.tokenizer.kind == "characters":
+        if self.tokenizer.kind == "char":
             notes.append(f"this run knows characters, so that each {options.mask} is one character")
         if len(self._ids_of(text, options.mask)) > self.context - 1:
             notes.append(
@@ -261,7 +261,7 @@ class FillMask(TextEncoderTask):
         text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12, "utf-8")
         lines = folder / "lines.txt"
         lines.write_text("".join(f"{'One, two, three, four, five'[: 5 + n]}.\n" for n in range(20)), "utf-8")
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "characters"}
+        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "char"}
         return {
             "windows": Example(str(text), tiny),
             "lines": Example(str(lines), {**tiny, "context": 32, "style": "chapter", "lines": True}),

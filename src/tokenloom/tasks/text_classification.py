@@ -117,8 +117,8 @@ class TextClassification(Classification, TextEncoderTask):
             self.settle(len(self.classes), "class")
             return
         if self._tokenizer is None:
-            kind = "words" if s.tokenizer == "auto" else s.tokenizer
-            self._tokenizer = choose_tokenizer(texts, kind, s.vocab_size or (MOST_WORDS if kind == "words" else None))
+            kind = "word" if s.tokenizer == "auto" else s.tokenizer
+            self._tokenizer = choose_tokenizer(texts, kind, s.vocab_size or (MOST_WORDS if kind == "word" else None))
         self.model_config = {"vocab_size": self.tokenizer.vocab_size, "outputs": len(self.classes)}
 
     def settle(self, outputs: int, read: str) -> None:
@@ -329,7 +329,7 @@ class TextClassification(Classification, TextEncoderTask):
             ]
         table = folder / "things.csv"
         table.write_text("\n".join(rows), "utf-8")
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "characters"}
+        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "char"}
         no_steps = "naive Bayes is counted in one pass"
         without = {
             "fused = explicit": "naive Bayes has no attention",

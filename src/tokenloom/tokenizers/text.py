@@ -36,27 +36,27 @@ __all__ = [
     "BPE",
     "TOKENIZER_KINDS",
     "ByteBPE",
-    "Characters",
+    "CharTokenizer",
     "TextStream",
     "TextTokenizer",
-    "Words",
+    "WordTokenizer",
     "choose_tokenizer",
     "load_tokenizer",
     "suggested_size",
 ]
 
-TOKENIZER_KINDS = ("auto", "characters", "words", "bpe", "byte-bpe")
+TOKENIZER_KINDS = ("auto", "char", "word", "bpe", "byte-bpe")
 MOST_CHARACTERS = 512
 
 
-class Characters(TextTokenizer):
+class CharTokenizer(TextTokenizer):
     """One id a character (code point), ids in the order of code points.
 
     With an "unknown" special token, characters never seen in training become that token; without it they are
     refused by name.
     """
 
-    kind = "characters"
+    kind = "char"
     _keys = ("characters",)
 
     def __init__(self, characters: Sequence[str], specials: Sequence[str] = ()) -> None:
@@ -75,7 +75,7 @@ class Characters(TextTokenizer):
         alphabet: Iterable[str] = (),
         specials: Sequence[str] = (),
         unknown: bool = False,
-    ) -> "Characters":
+    ) -> "CharTokenizer":
         """The tokenizer of all characters of the texts.
 
         `alphabet` names characters (or texts full of them) to include though the texts may lack them; `unknown` adds
@@ -112,13 +112,13 @@ class Characters(TextTokenizer):
         return cls(alphabet_of(content), specials)
 
 
-class Words(TextTokenizer):
+class WordTokenizer(TextTokenizer):
     """One id a word, symbol or run of whitespace (the rule `tokens.chunks.WORDS`); all others are "unknown".
 
     Text of kept words round-trips exactly. An unknown word decodes to nothing and counts 0 bytes.
     """
 
-    kind = "words"
+    kind = "word"
     _keys = ("words",)
 
     def __init__(self, words: Sequence[str], specials: Sequence[str] = (UNKNOWN,)) -> None:
@@ -129,7 +129,7 @@ class Words(TextTokenizer):
         self._ids = {word: i for i, word in enumerate(words)}
 
     @classmethod
-    def train(cls, texts: str | Iterable[str], size: int, *, specials: Sequence[str] = ()) -> "Words":
+    def train(cls, texts: str | Iterable[str], size: int, *, specials: Sequence[str] = ()) -> "WordTokenizer":
         """Keep the `size` most frequent words, ties by first appearance; special tokens come on top of `size`."""
         if size < 1:
             raise UserError(f"a vocabulary of {size} leaves no word to keep; it must be at least 1")
@@ -218,10 +218,8 @@ def check_choice(kind: str, size: int | None) -> None:
     if kind not in TOKENIZER_KINDS:
         hint = did_you_mean(kind, TOKENIZER_KINDS)
         raise UserError(f"there is no kind of tokenizer {kind!r}{hint} ({', '.join(TOKENIZER_KINDS)})")
-    if kind == "characters" and size is not None:
-        raise UserError(
-            f"a vocabulary size ({size:,}) has no effect with 'characters'; leave it out or take 'byte-bpe'"
-        )
+    if kind == "char" and size is not None:
+        raise UserError(f"a vocabulary size ({size:,}) has no effect with 'char'; leave it out or take 'byte-bpe'")
 
 
 def choose_tokenizer(
@@ -246,7 +244,7 @@ def choose_tokenizer(
     found = len(set(extra).union(*texts))
     reason = "as asked"
     if kind == "auto" and size is None and found <= MOST_CHARACTERS:
-        kind, reason = "characters", f"at most {MOST_CHARACTERS} distinct characters"
+        kind, reason = "char", f"at most {MOST_CHARACTERS} distinct characters"
     elif kind == "auto":
         kind = "byte-bpe"
         reason = "a size is given" if found <= MOST_CHARACTERS else f"more than {MOST_CHARACTERS} distinct characters"
@@ -257,12 +255,12 @@ def choose_tokenizer(
 
 
 def _train(texts: list[str], kind: str, size: int | None, specials: Sequence[str], extra: str) -> TextTokenizer:
-    if kind == "characters":
-        return Characters.train(texts, alphabet=extra, specials=specials)
+    if kind == "char":
+        return CharTokenizer.train(texts, alphabet=extra, specials=specials)
     if size is None:
         size = suggested_size(texts) + (len(set(extra).union(*texts)) if kind == "bpe" else 0)
-    if kind == "words":
-        return Words.train(texts, size, specials=specials)
+    if kind == "word":
+        return WordTokenizer.train(texts, size, specials=specials)
     if kind == "bpe":
         return BPE.train(texts, size=size, ties="id", alphabet=extra, specials=specials)
     return ByteBPE.train(texts, size, specials=specials)

@@ -365,7 +365,7 @@ def _whole(blocks: Iterable[str], cut: Cut) -> Iterator[Piece]:
             elif enough > LONGEST_UNCUT:
                 raise UserError(
                     f"{enough:,} characters without white space cannot be cut for this tokenizer;"
-                    " --tokenizer byte-bpe or characters can"
+                    " --tokenizer byte-bpe or char can"
                 )
             else:
                 enough *= 2

@@ -26,12 +26,12 @@ def train_tokenizer(
     if total <= SAMPLE:
         return choose_tokenizer(list(_whole(text, sides)), kind, size, specials, [alphabet])
     if kind == "auto":
-        kind = "characters" if size is None and len(alphabet) <= MOST_CHARACTERS else "byte-bpe"
-    if kind == "characters":
+        kind = "char" if size is None and len(alphabet) <= MOST_CHARACTERS else "byte-bpe"
+    if kind == "char":
         tokenizer = choose_tokenizer([alphabet], kind, size, specials)
         tokenizer.why = f"{tokenizer.vocab_size:,} ids, for all {len(alphabet):,} distinct characters of the text"
         return tokenizer
-    if size is None and kind in ("bpe", "byte-bpe", "words"):
+    if size is None and kind in ("bpe", "byte-bpe", "word"):
         size = size_for(found.bytes * total // found.characters) + (len(alphabet) if kind == "bpe" else 0)
     tokenizer = choose_tokenizer(_stretches(text, sides, total), kind, size, specials, [alphabet])
     tokenizer.why = f"{tokenizer.vocab_size:,} ids, learned from {SAMPLE:,} of the training part's {total:,} characters"

@@ -11,7 +11,7 @@ from tokenloom.lab.bottleneck import reversed_by_length
 from tokenloom.lab.reversal import DIGITS
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 from tokenloom.runs.session import TrainingSession
 from tokenloom.tasks.translation import Translation
 from tokenloom.training.events import StepFinished

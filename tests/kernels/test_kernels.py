@@ -24,7 +24,8 @@ from tokenloom.kernels import loader, threads
 from tokenloom.kernels.functions import linear_gelu, mlp, rms_norm
 from tokenloom.nn.attention import attention, explicit_attention
 from tokenloom.nn.masks import Causal, Padding, SlidingWindow
-from tokenloom.nn.parts import MLP, RMSNorm, make_mlp
+from tokenloom.nn.mlp import MLP, make_mlp
+from tokenloom.nn.norms import RMSNorm
 
 
 def gelu_formula(X: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from tokenloom.models.gpt import GPT, GPTConfig, classic_preset, modern_preset
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 
 VOCAB, CONTEXT = 11, 8
 MODEL_FAMILIES = ["none", "learned", "sinusoidal", "rotary", "relative-bias", "fixed-slopes"]
@@ -281,8 +281,9 @@ def test_taps_see_the_whole_pass_and_change_nothing():
     ids = torch.stack(rows_of(8, 8))
     hooks = Hooks()
     torch.testing.assert_close(model(text(ids), hooks=hooks), model(text(ids)), atol=SMALL, rtol=0)
-    layer = ["resid_pre", "attn_scores", "pattern", "attn_heads", "attn_out", "resid_mid", "mlp_out", "resid_post"]
-    names = ["embedded", *(f"layers.{n}.{name}" for n in (0, 1) for name in layer), "final", "logits"]
+    attention = ["q", "k", "v", "attn_scores", "pattern", "z", "attn_out"]
+    layer = ["resid_pre", *attention, "resid_mid", "mlp_post", "mlp_out", "resid_post"]
+    names = ["embed", *(f"layers.{n}.{name}" for n in (0, 1) for name in layer), "final", "logits"]
     assert list(hooks.values) == names
     assert torch.equal(hooks.values["layers.0.resid_post"], hooks.values["layers.1.resid_pre"])
 
@@ -345,9 +346,9 @@ def test_the_chapters_draws_are_the_frameworks_defaults_in_the_stated_order():
 
 def test_the_modern_model_starts_with_layers_that_add_nothing():
     model = GPT(modern_preset(VOCAB, CONTEXT, 16, 2, 4))
-    hooks = Hooks(["embedded", "layers.1.resid_post"])
+    hooks = Hooks(["embed", "layers.1.resid_post"])
     model(text(torch.stack(rows_of(8, 8))), hooks=hooks)
-    assert torch.equal(hooks.values["embedded"], hooks.values["layers.1.resid_post"])
+    assert torch.equal(hooks.values["embed"], hooks.values["layers.1.resid_post"])
 
 
 def test_a_seed_makes_the_model_and_nothing_else_does():

@@ -7,7 +7,7 @@ import torch
 from mask_kinds import B, H, all_kinds, by_rule, single_kinds
 from torch import nn
 
-import tokenloom.nn.attention as module
+import tokenloom.nn.ops as module
 from tokenloom.nn.attention import MultiHeadAttention, attention, explicit_attention, fused_attention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.masks import Causal, DenseMask, Padding, Segments, SlidingWindow
@@ -371,19 +371,26 @@ def test_multi_head_taps_take_the_explicit_road_to_the_same_result():
     mask = Causal() & Segments(*[torch.tensor([[0, 0, 1, 1, 1, 2]] * 2)] * 2)
     torch.testing.assert_close(layer(X, mask=mask, hooks=hooks), layer(X, mask=mask), atol=1e-12, rtol=0)
     shapes = {name: tuple(value.shape) for name, value in hooks.values.items()}
-    assert shapes == {"attn_scores": (2, 4, 6, 6), "pattern": (2, 4, 6, 6), "attn_heads": (2, 6, 4, 4)}
+    assert shapes == {
+        "q": (2, 6, 4, 4),
+        "k": (2, 6, 2, 4),
+        "v": (2, 6, 2, 4),
+        "attn_scores": (2, 4, 6, 6),
+        "pattern": (2, 4, 6, 6),
+        "z": (2, 6, 4, 4),
+    }
     heads = hooks.values["pattern"] @ torch.stack(
         [layer.W_v(X).unflatten(-1, (2, 4))[:, :, h // 2] for h in range(4)], 1
     )
-    torch.testing.assert_close(hooks.values["attn_heads"], heads.transpose(1, 2), atol=1e-12, rtol=0)
+    torch.testing.assert_close(hooks.values["z"], heads.transpose(1, 2), atol=1e-12, rtol=0)
 
 
 def test_a_head_can_be_switched_off_by_a_tap():
-    """Editing `attn_heads` takes a head out of the sum; editing `pattern` replaces what a head looks at."""
+    """Editing `z` takes a head out of the sum; editing `pattern` replaces what a head looks at."""
     torch.manual_seed(0)
     layer, X = MultiHeadAttention(16, 4), torch.randn(2, 5, 16)
     off = torch.tensor([1.0, 0.0, 1.0, 1.0])[:, None]
-    Y = layer(X, hooks=Hooks((), {"attn_heads": lambda heads: heads * off}))
+    Y = layer(X, hooks=Hooks((), {"z": lambda heads: heads * off}))
     part = layer.W_v(X)[..., 4:8]
     hooks = Hooks("pattern")
     layer(X, hooks=hooks)

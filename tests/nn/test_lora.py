@@ -7,7 +7,7 @@ from torch import nn
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, classic_preset
 from tokenloom.nn.lora import LoRALinear, apply_lora
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 
 
 def test_the_chapters_model_gets_2048_numbers() -> None:

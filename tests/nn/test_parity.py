@@ -10,7 +10,8 @@ from torch import nn
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.masks import Causal, Mask, Padding
-from tokenloom.nn.parts import make_mlp, make_norm
+from tokenloom.nn.mlp import make_mlp
+from tokenloom.nn.norms import make_norm
 from tokenloom.nn.positions import Positions, make_positions
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 

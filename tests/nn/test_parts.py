@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from tokenloom.nn.parts import ACTIVATIONS, MLP, GatedMLP, RMSNorm, count_parameters, make_mlp, make_norm
+from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.mlp import ACTIVATIONS, MLP, GatedMLP, make_mlp
+from tokenloom.nn.modules import count_parameters
+from tokenloom.nn.norms import RMSNorm, make_norm
 
 
 def draw(*shape, seed=0):
@@ -124,3 +127,51 @@ def test_rmsnorm_of_half_precision_is_computed_in_float32() -> None:
     found = RMSNorm(64)(X)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, nn.RMSNorm(64, eps=1e-6)(X.float()), rtol=1e-6, atol=1e-6)
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Center(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((width,), 2.0))
+
+    def forward(self, X):
+        return self.gain * (X - X.mean(-1, keepdim=True))
+
+class Double(nn.Module):
+    def __init__(self, width, factor=2):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, X, hooks=None):
+        return self.factor * X
+
+def sine(X):
+    return torch.sin(X)
+"""
+
+
+def test_parts_of_a_users_own_file(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    X, mine = draw(2, 8), f"{tmp_path}/mine.py"
+    torch.testing.assert_close(make_norm(f"{mine}:Center", 8).double()(X), 2 * (X - X.mean(-1, keepdim=True)))
+    torch.testing.assert_close(make_mlp({"kind": f"{mine}:Double", "factor": 3}, 8)(X), 3 * X)
+    plain = make_mlp({"kind": "plain", "activation": f"{mine}:sine"}, 8).double()
+    torch.testing.assert_close(plain(X), plain.W_out(plain.W_in(X).sin()))
+    with pytest.raises(ValueError, match=r"norm .*mine.py:Centre: the file defines no Centre.*Center"):
+        make_norm(f"{mine}:Centre", 8)
+    with pytest.raises(ValueError, match=r"norm .*other.py: there is no such file"):
+        make_norm(f"{tmp_path}/other.py:Center", 8)
+    with pytest.raises(ValueError, match="does not take \\['power'\\]"):
+        make_mlp({"kind": f"{mine}:Double", "power": 3}, 8)
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_mlp_post_is_what_the_output_map_reads(kind):
+    mlp, X, hooks = make_mlp({"kind": kind}, 8).double(), draw(2, 3, 8), Hooks("mlp_post")
+    Y = mlp(X, hooks)
+    torch.testing.assert_close(Y, mlp(X))
+    torch.testing.assert_close(mlp.W_out(hooks.values["mlp_post"]), Y)

@@ -13,9 +13,9 @@ from tokenloom.nn.positions import (
     RelativeBias,
     Rotary,
     Sinusoidal,
+    apply_rotary,
     is_relative,
     make_positions,
-    rotate,
 )
 
 
@@ -95,7 +95,7 @@ def by_complex_numbers(x, n, base, scaling):
 def test_rotary_is_multiplication_by_complex_numbers(base, scaling):
     X = draw(2, 3, 4, 6)
     positions = torch.tensor([[0, 1, 2, 3], [7, 100_003, 0, 5]])
-    Y = rotate(X, Rotary(6, base, scaling).rotation(positions, torch.float64))
+    Y = apply_rotary(X, Rotary(6, base, scaling).rotation(positions, torch.float64))
     for b in range(2):
         for h in range(3):
             for n in range(4):
@@ -107,7 +107,7 @@ def test_rotary_scores_depend_on_the_difference_alone():
     part, q, k = Rotary(8), draw(1, 1, 1, 8, seed=1), draw(1, 1, 1, 8, seed=2)
 
     def score(n, m):
-        return (rotate(q, part.rotation(at(n), q.dtype)) * rotate(k, part.rotation(at(m), k.dtype))).sum()
+        return (apply_rotary(q, part.rotation(at(n), q.dtype)) * apply_rotary(k, part.rotation(at(m), k.dtype))).sum()
 
     for difference in (-40, -1, 0, 3, 999):
         scores = [score(m + difference, m) for m in (40, 41, 1000, 90_000)]
@@ -127,8 +127,8 @@ def test_rotary_is_exact_in_a_half_precision_model():
     X = draw(1, 2, 4, 64).bfloat16()
     positions = at(3, 257, 4_099, 100_003)
     part = Rotary(64).bfloat16()
-    Y = rotate(X, part.rotation(positions, torch.bfloat16))
-    exact = rotate(X.double(), Rotary(64).rotation(positions, torch.float64))
+    Y = apply_rotary(X, part.rotation(positions, torch.bfloat16))
+    exact = apply_rotary(X.double(), Rotary(64).rotation(positions, torch.float64))
     assert Y.dtype == torch.bfloat16
     half_a_step = exact.abs() * 2.0**-8
     assert ((Y.double() - exact).abs() <= half_a_step * 1.01 + 1e-6).all()
@@ -136,7 +136,7 @@ def test_rotary_is_exact_in_a_half_precision_model():
 
 def test_rotary_keeps_lengths_and_starts_at_nothing():
     X, part = draw(1, 1, 3, 8), Rotary(8)
-    Y = rotate(X, part.rotation(at(0, 9, 12345), torch.float64))
+    Y = apply_rotary(X, part.rotation(at(0, 9, 12345), torch.float64))
     torch.testing.assert_close(Y.norm(dim=-1), X.norm(dim=-1))
     assert torch.equal(Y[:, :, 0], X[:, :, 0])
 
@@ -228,10 +228,10 @@ def test_make_positions_makes_what_the_config_names():
     kinds = [Positions, Learned, Sinusoidal, Rotary, RelativeBias, ALiBi]
     assert [type(part) for part in made.values()] == kinds
     assert made["learned"].table.shape == (10, 8)
-    assert (made["rotary"].head_width, made["rotary"].base, made["rotary"].scaling) == (4, 500.0, 2.0)
+    assert (made["rotary"].head_dim, made["rotary"].base, made["rotary"].scaling) == (4, 500.0, 2.0)
     assert made["relative-bias"].table.shape == (11, 2)
     assert make_positions({"kind": "relative-bias"}, width=8, heads=2, limit=10).reach == 10
-    assert make_positions({"kind": "rotary"}, width=8, heads=2, limit=10, head_width=6).head_width == 6
+    assert make_positions({"kind": "rotary"}, width=8, heads=2, limit=10, head_dim=6).head_dim == 6
     assert [is_relative(part) for part in made.values()] == [True, False, False, True, True, True]
 
 

@@ -9,7 +9,7 @@ from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import constant, framework_linear, initialize, normal_by_inputs
 from tokenloom.nn.masks import Causal, Padding
-from tokenloom.nn.parts import MLP
+from tokenloom.nn.mlp import MLP
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
 
@@ -92,9 +92,9 @@ def test_taps_of_a_layer_with_cross_attention():
     layer, hooks = make_layer(cross=True), Hooks()
     X, Z = draw(2, 5, 8), draw(2, 4, 6, seed=1)
     Y = layer(X, mask=Causal(), memory=Z, hooks=hooks)
-    own = ["attn_scores", "pattern", "attn_heads"]
+    own = ["q", "k", "v", "attn_scores", "pattern", "z"]
     names = ["resid_pre", *own, "attn_out", *(f"cross.{name}" for name in own), "cross_out"]
-    assert list(hooks.values) == [*names, "resid_mid", "mlp_out", "resid_post"]
+    assert list(hooks.values) == [*names, "resid_mid", "mlp_post", "mlp_out", "resid_post"]
     assert hooks.values["pattern"].shape == (2, 2, 5, 5)
     assert hooks.values["cross.pattern"].shape == (2, 2, 5, 4)
     seen = hooks.values
@@ -122,7 +122,7 @@ def test_an_edit_in_one_layer_is_felt_in_the_next():
 
 
 def test_cross_attention_wants_a_memory():
-    with pytest.raises(ValueError, match="given no memory"):
+    with pytest.raises(ValueError, match="needs a memory"):
         make_layer(cross=True)(draw(1, 2, 8))
     # One stack may have layers with and without.
     stack = Transformer([make_layer(), make_layer(cross=True)])

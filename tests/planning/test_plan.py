@@ -12,8 +12,8 @@ from tiny_training import NextToken, tiny_settings
 from tokenloom.kernels import loader
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
-from tokenloom.nn import attention
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn import ops
+from tokenloom.nn.modules import count_parameters
 from tokenloom.planning import costs as footprint
 from tokenloom.planning.costs import Sizes, Work, activation_bytes, memory, parameters
 from tokenloom.planning.estimate import flops_per_token, measure_memory
@@ -110,7 +110,7 @@ def test_masks_are_counted_where_they_are_kept(precision: Any) -> None:
 
 
 def test_attention_in_blocks_keeps_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention, footprint):
+    for module in (ops, footprint):
         monkeypatch.setattr(module, "BLOCK_ENTRIES", 5000)
     config = config_of("modern", LONG)
     real = measure_memory(NextToken(), GPT(config).train(), tiny_settings(), batch_of(config, 3, borders=True))

@@ -38,7 +38,7 @@ def _measured(key: str, value: Any) -> str:
 
 
 def _run_info(run: str) -> dict[str, Any]:
-    from tokenloom.nn.parts import count_numbers, count_parameters
+    from tokenloom.nn.modules import count_parameters, count_saved_numbers
     from tokenloom.planning.estimate import flops_per_token
     from tokenloom.runs.folder import RunFolder, load
 
@@ -48,7 +48,7 @@ def _run_info(run: str) -> dict[str, Any]:
     rows = folder.read_metrics()
     measured = [row for row in rows if "validation_loss" in row]
     best = min(measured, key=lambda row: row["validation_loss"], default={})
-    sizes = {"numbers": count_numbers(task.model)}
+    sizes = {"numbers": count_saved_numbers(task.model)}
     if not task.counted:
         sizes = {
             "parameters": count_parameters(task.model),
@@ -71,7 +71,7 @@ def _run_info(run: str) -> dict[str, Any]:
 
 def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
     from tokenloom.config import build
-    from tokenloom.nn.parts import count_parameters
+    from tokenloom.nn.modules import count_parameters
     from tokenloom.planning.estimate import flops_per_token
     from tokenloom.tasks.registry import find_task
     from tokenloom.training.checkpoints import total_bytes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment
 from tokenloom.nn.attention import MultiHeadAttention, attention, attention_weights
 from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 from tokenloom.plotting.svg import Line, Panel, Picture
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tokenloom.lab.experiment import Bench, Outcome, at_least, between, experiment, shown
 from tokenloom.nn.attention import attention, explicit_attention
-from tokenloom.nn.parts import MLP
+from tokenloom.nn.mlp import MLP
 from tokenloom.plotting.svg import Line, Picture
 
 D = 64

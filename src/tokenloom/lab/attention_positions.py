@@ -11,7 +11,7 @@ from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between,
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import constant, framework_linear, initialize, normal_by_inputs
-from tokenloom.nn.parts import MLP
+from tokenloom.nn.mlp import MLP
 from tokenloom.nn.positions import Sinusoidal
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 from tokenloom.plotting.svg import Line, Panel, Picture

@@ -9,7 +9,7 @@ import torch
 
 from tokenloom.lab.corpus import WINDOW, Drawn, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 from tokenloom.training.events import Evaluated, StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings

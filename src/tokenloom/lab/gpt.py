@@ -16,7 +16,7 @@ from tokenloom.lab.elman import chapter_elman
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, exact, experiment, holds, near, shown
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.training.events import Evaluated, StepFinished

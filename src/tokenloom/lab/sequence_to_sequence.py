@@ -8,7 +8,7 @@ from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between,
 from tokenloom.lab.reversal import DIGITS, reversal_batch, share_reversed, train_reversal
 from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 from tokenloom.plotting.svg import Line, Panel, Picture
 from tokenloom.tasks._translation_settings import CHAPTER_RECIPE
 

@@ -13,7 +13,7 @@ from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, near
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.lora import LoRALinear, apply_lora
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 from tokenloom.plotting.svg import Line, Picture
 from tokenloom.tasks._masking import Draws, corrupt
 

@@ -16,7 +16,7 @@ from tokenloom.models.gpt import GPTConfig, backbone_init, head_init, make_layer
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import initialize
 from tokenloom.nn.masks import Mask, Padding, Segments
-from tokenloom.nn.parts import make_norm
+from tokenloom.nn.norms import make_norm
 from tokenloom.nn.positions import is_relative, make_positions
 from tokenloom.nn.transformer import Transformer
 
@@ -54,7 +54,7 @@ class EncoderBackbone(nn.Module):
         positions = text.positions_or_count(relative=is_relative(self.positions))
         X: Tensor = self.positions.add(self.tokens(text.tokens), positions)
         if hooks is not None:
-            X = hooks.record("embedded", X)
+            X = hooks.record("embed", X)
         position_info = self.positions.position_info(positions, dtype=X.dtype)
         X = self.transformer(X, mask=_mask(text), position_info=position_info, hooks=hooks)
         return X

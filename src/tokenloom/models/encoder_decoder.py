@@ -20,7 +20,8 @@ from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import Table, constant, framework_linear, initialize, normal, normal_by_inputs
 from tokenloom.nn.masks import Causal, Mask, Padding
-from tokenloom.nn.parts import make_mlp, make_norm
+from tokenloom.nn.mlp import make_mlp
+from tokenloom.nn.norms import make_norm
 from tokenloom.nn.positions import is_relative, make_positions
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 

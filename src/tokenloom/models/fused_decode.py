@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.parts import MLP, RMSNorm
+from tokenloom.nn.mlp import MLP
+from tokenloom.nn.norms import RMSNorm
 from tokenloom.nn.positions import Learned, Positions, Rotary, Sinusoidal
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
@@ -149,7 +150,7 @@ class Folded:
             table,
             added,
             angles,
-            (first.heads, first.kv_heads, first.head_width),
+            (first.heads, first.kv_heads, first.head_dim),
             [FoldedLayer.of(layer) for layer in layers],
             Norm.of(backbone.norm),
             FoldedMap.after(backbone.norm, [lm_head]),

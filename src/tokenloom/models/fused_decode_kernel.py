@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tokenloom.kernels.loader import library
 from tokenloom.models.fused_decode import Folded, FoldedMap
 from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.parts import ACTIVATIONS
+from tokenloom.nn.mlp import ACTIVATIONS
 
 PANEL = 16  # columns, as in decode.cpp
 _ACTIVATIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "relu2", "silu", "gelu-tanh", "gelu"))}

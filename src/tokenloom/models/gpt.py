@@ -28,7 +28,8 @@ from tokenloom.nn.initialization import (
     normal_by_inputs,
 )
 from tokenloom.nn.masks import Causal, Mask, Padding, Segments, SlidingWindow
-from tokenloom.nn.parts import make_mlp, make_norm
+from tokenloom.nn.mlp import make_mlp
+from tokenloom.nn.norms import make_norm
 from tokenloom.nn.positions import is_relative, make_positions
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
@@ -172,7 +173,7 @@ class GPT(nn.Module):
             positions, key_positions, mask = cache.chunk(text.shape[1])
         X: Tensor = self.positions.add(self.tokens(text.tokens), positions)
         if hooks is not None:
-            X = hooks.record("embedded", X)
+            X = hooks.record("embed", X)
         position_info = self.positions.position_info(positions, key_positions, X.dtype)
         X = self.transformer(X, mask=mask, position_info=position_info, cache=cache, hooks=hooks)
         logits: Tensor = self.lm_head(X)

@@ -20,7 +20,7 @@ from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import initialize, normal
 from tokenloom.nn.masks import Causal, Mask
-from tokenloom.nn.parts import make_norm
+from tokenloom.nn.norms import make_norm
 from tokenloom.nn.transformer import Transformer
 
 # Cells above the one that is predicted next, as (rows up, columns to the right).
@@ -96,7 +96,7 @@ class ImageGPT(nn.Module):
         return self._read(self._embedded(cells.tokens, cells.tokens, places), Causal(), None, hooks)
 
     def _read(self, X: Tensor, mask: Mask | None, cache: KeyValueCache | None, hooks: Hooks | None) -> Tensor:
-        X = X if hooks is None else hooks.record("embedded", X)
+        X = X if hooks is None else hooks.record("embed", X)
         X = self.transformer(X, mask=mask, cache=cache, hooks=hooks)
         logits: Tensor = self.lm_head(X)
         return logits if hooks is None else hooks.record("logits", logits)

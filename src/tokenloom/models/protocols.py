@@ -10,7 +10,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from tokenloom.nn.parts import device_of
+from tokenloom.nn.modules import device_of
 
 
 class State(Protocol):

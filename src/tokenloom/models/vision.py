@@ -16,7 +16,8 @@ from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import Table, constant, initialize, normal, normal_by_inputs
 from tokenloom.nn.masks import Padding
-from tokenloom.nn.parts import make_mlp, make_norm
+from tokenloom.nn.mlp import make_mlp
+from tokenloom.nn.norms import make_norm
 from tokenloom.nn.positions import Learned, Positions, Sinusoidal
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
@@ -98,7 +99,7 @@ class VisionBackbone(nn.Module):
                 real = torch.cat((torch.ones_like(real[:, :1]), real), dim=1)
         X = self.dropout(self.positions.add(X, places))
         if hooks is not None:
-            X = hooks.record("embedded", X)
+            X = hooks.record("embed", X)
         Y: Tensor = self.transformer(X, mask=None if real is None else Padding(real), hooks=hooks)
         return Y
 

@@ -1,6 +1,6 @@
-"""Taps: a light way to look at, or replace, the intermediate values of a forward pass.
+"""Hooks: record or replace the intermediate values of a forward pass, under TransformerLens's names.
 
-A tap is an argument. Without one, a model pays a test for None; nothing is kept on modules.
+Hooks are an argument of `forward`. Without them a model pays a test for None; nothing is stored on modules.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class Hooks:
-    """Which intermediates to keep, and which to change, by name: `layers.0.pattern`, `layers.*.resid_post`.
+    """Which intermediate values to record and which to replace, by name: `layers.0.pattern`, `layers.*.resid_post`.
 
-    want: a name or pattern (`*` matches anything), or several. edit: for a name or pattern, a function whose result
-    takes the value's place. After the pass, `values` holds what was wanted, by full name, with its gradient history.
+    want: a name or pattern (`*` matches anything, dots too), or several. edit: name or pattern → function whose result
+    replaces the value. After the pass, `values` holds the recorded values by full name, with their gradient history.
     """
 
     def __init__(
@@ -27,19 +27,19 @@ class Hooks:
         self.values: dict[str, Tensor] = {}
 
     def scope(self, name: str) -> Hooks:
-        """The same taps as seen from inside a part: names are prefixed with the part's."""
+        """Return the same hooks inside a part: names get the prefix `name.`."""
         inner = Hooks.__new__(Hooks)
         inner._want, inner._edit, inner.values = self._want, self._edit, self.values
         inner._scope = f"{self._scope}{name}."
         return inner
 
     def active(self, *names: str) -> bool:
-        """Whether any of these names would be kept or changed here."""
+        """Return whether any of these names is recorded or replaced here."""
         patterns = (*self._want, *self._edit)
         return any(fnmatchcase(self._scope + name, pattern) for name in names for pattern in patterns)
 
     def record(self, name: str, value: Tensor) -> Tensor:
-        """Show a value under a name; what comes back takes its place."""
+        """Record a value under a name; returns the value, or its replacement."""
         full = self._scope + name
         for pattern, change in self._edit.items():
             if fnmatchcase(full, pattern):
@@ -47,3 +47,8 @@ class Hooks:
         if any(fnmatchcase(full, pattern) for pattern in self._want):
             self.values[full] = value
         return value
+
+
+def record(hooks: Hooks | None, name: str, value: Tensor) -> Tensor:
+    """`hooks.record(name, value)`; without hooks, the value."""
+    return value if hooks is None else hooks.record(name, value)

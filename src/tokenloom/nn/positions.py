@@ -111,26 +111,26 @@ class Rotary(Positions):
     Chen et al. 2023). Source: Su et al. 2021, "RoFormer".
     """
 
-    def __init__(self, head_width: int, base: float = 10_000.0, scaling: float = 1.0) -> None:
+    def __init__(self, head_dim: int, base: float = 10_000.0, scaling: float = 1.0) -> None:
         super().__init__()
-        if head_width % 2:
-            raise ValueError(f"rotary positions need an even number of features a head, not {head_width}")
+        if head_dim % 2:
+            raise ValueError(f"rotary positions need an even number of features a head, not {head_dim}")
         if not (base > 0 and scaling > 0):
             raise ValueError(f"rotary positions need base > 0 and scaling > 0, not {base} and {scaling}")
-        self.head_width, self.base, self.scaling = head_width, base, scaling
+        self.head_dim, self.base, self.scaling = head_dim, base, scaling
 
     def rotation(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> RotaryTables:
         exact = _exact(positions.device)
-        j = torch.arange(self.head_width // 2, device=positions.device, dtype=exact)
-        speeds = torch.pow(self.base, j * (-2.0 / self.head_width)) / self.scaling
+        j = torch.arange(self.head_dim // 2, device=positions.device, dtype=exact)
+        speeds = torch.pow(self.base, j * (-2.0 / self.head_dim)) / self.scaling
         angles = positions[:, None, :, None] * speeds
         cos, sin = angles.cos(), angles.sin()
-        # Half precision is too coarse for the tables; `rotate` rounds the result alone.
+        # Half precision is too coarse for the tables; `apply_rotary` rounds the result alone.
         kept = dtype if dtype == torch.float64 else torch.float32
         return RotaryTables(torch.cat((cos, cos), dim=-1).to(kept), torch.cat((-sin, sin), dim=-1).to(kept))
 
 
-def rotate(X: Tensor, rotation: RotaryTables) -> Tensor:
+def apply_rotary(X: Tensor, rotation: RotaryTables) -> Tensor:
     """Turn the pairs (j, j + Dh/2) of X (B, H, N, Dh) by the angles of `rotation`."""
     partner = X.roll(X.shape[-1] // 2, dims=-1)
     return (X * rotation.cos + partner * rotation.sin).to(X.dtype)
@@ -170,7 +170,7 @@ class ALiBi(Positions):
 
 
 def make_positions(
-    spec: dict[str, object], *, width: int, heads: int, limit: int, head_width: int | None = None
+    spec: dict[str, object], *, width: int, heads: int, limit: int, head_dim: int | None = None
 ) -> Positions:
     """The position part that a config names: {"kind": "rotary", "base": 10000}, say.
 
@@ -178,12 +178,12 @@ def make_positions(
     """
     spec = dict(spec)
     kind = spec.pop("kind", None)
-    head_width = width // heads if head_width is None else head_width
+    head_dim = width // heads if head_dim is None else head_dim
     makers: dict[str, Callable[..., Positions]] = {
         "none": Positions,
         "learned": lambda **rest: Learned(limit, width, **rest),
         "sinusoidal": lambda **rest: Sinusoidal(width, **rest),
-        "rotary": lambda **rest: Rotary(head_width, **rest),
+        "rotary": lambda **rest: Rotary(head_dim, **rest),
         "relative-bias": lambda **rest: RelativeBias(heads, **{"reach": limit, **rest}),
         "fixed-slopes": lambda **rest: ALiBi(heads, **rest),
     }

@@ -1,6 +1,6 @@
 """The transformer layer and the stack of layers.
 
-Encoder, decoder and encoder–decoder differ by the mask and by whether a memory is given, not by class.
+Encoder, decoder and encoder–decoder differ by the mask and by whether a memory (an encoder's output) is given.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache, LayerCache
-from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.hooks import Hooks, record
 from tokenloom.nn.masks import Mask
 from tokenloom.nn.positions import PositionInfo
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, cross-attention if there is one, and an MLP, each with a residual connection and a norm.
+    """Self-attention, optional cross-attention and an MLP, each with a residual connection and a norm.
 
     Pre-norm:  x + f(norm(x)).  Post-norm:  norm(x + f(x)).  Bishop & Bishop, section 12.1.7; Xiong et al. 2020.
 
-    attention, mlp, cross: the parts. norm: makes one norm; each sub-layer gets its own. dropout: on what each
-    sub-layer adds.
+    attention, mlp, cross: the parts. norm: makes one norm; each sub-layer gets its own. dropout: on the output of each
+    sub-layer.
     """
 
     def __init__(
@@ -56,50 +56,50 @@ class TransformerLayer(nn.Module):
         cache: tuple[LayerCache, LayerCache] | None = None,
         hooks: Hooks | None = None,
     ) -> Tensor:
-        """X: (B, N, D) → (B, N, D). memory: (B, M, D'), with a mask of its own. cache: of itself and of the memory.
+        """X: (B, N, D) → (B, N, D). memory: (B, M, D'), with its mask. cache: of self-attention and of the memory.
 
-        A memory that the cache has read already may be left out. Raises ValueError when a layer with cross-attention
-        has none at all; one without has no use for it.
+        A layer without cross-attention ignores the memory; with it, the memory may be left out once the cache has its
+        keys and values. Raises ValueError when cross-attention has neither.
 
-        Taps: `resid_pre`, `attn_out`, `resid_mid`, (`cross_out`, and the taps of cross-attention within `cross`),
-        `mlp_out`, `resid_post`, all (B, N, D), and those of attention.
+        Hooks: `resid_pre`, `attn_out`, `resid_mid`, (`cross_out`, and those of cross-attention under `cross.`),
+        `mlp_out`, `resid_post`, all (B, N, D), and those of attention and MLP.
         """
-        own, other = (None, None) if cache is None else cache
-        if hooks is not None:
-            X = hooks.record("resid_pre", X)
+        own_cache, memory_cache = (None, None) if cache is None else cache
 
         def attend(Z: Tensor) -> Tensor:
-            Y: Tensor = self.attention(Z, mask=mask, position_info=position_info, cache=own, hooks=hooks)
-            return Y
+            Y = self.attention(Z, mask=mask, position_info=position_info, cache=own_cache, hooks=hooks)
+            return record(hooks, "attn_out", Y)
 
-        X = self._add(X, attend, self.norm_attention, "attn_out", hooks)
-        if self.cross is not None:
-            if memory is None and not (other is not None and other.complete):
-                raise ValueError("this layer has cross-attention, and was given no memory to look at")
-            look, inner = self.cross, None if hooks is None else hooks.scope("cross")
+        def attend_memory(Z: Tensor) -> Tensor:
+            assert self.cross is not None
+            if memory is None and not (memory_cache is not None and memory_cache.complete):
+                raise ValueError("a layer with cross-attention needs a memory")
+            inner = None if hooks is None else hooks.scope("cross")
+            return record(hooks, "cross_out", self.cross(Z, memory, mask=memory_mask, cache=memory_cache, hooks=inner))
 
-            def consult(Z: Tensor) -> Tensor:
-                Y: Tensor = look(Z, memory, mask=memory_mask, cache=other, hooks=inner)
-                return Y
+        def feed_forward(Z: Tensor) -> Tensor:
+            Y = self.mlp(Z) if hooks is None else self.mlp(Z, hooks=hooks)
+            return record(hooks, "mlp_out", Y)
 
-            assert self.norm_cross is not None
-            X = self._add(X, consult, self.norm_cross, "cross_out", hooks)
-        if hooks is not None:
-            X = hooks.record("resid_mid", X)
-        X = self._add(X, self.mlp, self.norm_mlp, "mlp_out", hooks)
-        return X if hooks is None else hooks.record("resid_post", X)
+        X = record(hooks, "resid_pre", X)
+        X = self._residual(X, attend, self.norm_attention)
+        if self.norm_cross is not None:
+            X = self._residual(X, attend_memory, self.norm_cross)
+        X = record(hooks, "resid_mid", X)
+        X = self._residual(X, feed_forward, self.norm_mlp)
+        return record(hooks, "resid_post", X)
 
-    def _add(self, X: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module, name: str, hooks: Hooks | None) -> Tensor:
-        """One sub-layer with its residual connection."""
+    def _residual(self, X: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        """x + f(norm(x)), or norm(x + f(x)) in a post-norm layer."""
         Y = f(norm(X)) if self.pre_norm else f(X)
-        if hooks is not None:
-            Y = hooks.record(name, Y)
-        X = X + (self.dropout(Y) if self.training else Y)
+        if self.training:
+            Y = self.dropout(Y)
+        X = X + Y
         return X if self.pre_norm else norm(X)
 
 
 class Transformer(nn.Module):
-    """A stack of layers, and the norm after the last one (pre-norm stacks need it; None leaves it out)."""
+    """A stack of layers, and the norm after the last one, which pre-norm stacks need; None for no norm."""
 
     def __init__(self, layers: Sequence[TransformerLayer], norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -117,9 +117,9 @@ class Transformer(nn.Module):
         cache: KeyValueCache | None = None,
         hooks: Hooks | None = None,
     ) -> Tensor:
-        """X: (B, N, D) → (B, N, D). Arguments as for a layer; the taps of layer l have names `layers.l.…`.
+        """X: (B, N, D) → (B, N, D). Arguments as for a layer; the hooks of layer l have the prefix `layers.l.`.
 
-        With a cache, `cache.chunk(N)` must have been asked for, and `cache.advance` must follow.
+        With a cache, call `cache.chunk(N)` before and `cache.advance` after.
         """
         for number, layer in enumerate(self.layers):
             X = layer(
@@ -133,4 +133,4 @@ class Transformer(nn.Module):
             )
         if self.norm is not None:
             X = self.norm(X)
-        return X if hooks is None else hooks.record("final", X)
+        return record(hooks, "final", X)

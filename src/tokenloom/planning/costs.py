@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenloom.models.gpt import GPTConfig
-from tokenloom.nn.attention import BLOCK_ENTRIES
+from tokenloom.nn.ops import BLOCK_ENTRIES
 from tokenloom.planning.estimate import Memory
 
 Mode = Literal["one device", "data-parallel", "fully sharded"]
@@ -65,14 +65,14 @@ class Sizes:
         )
 
     @property
-    def head_width(self) -> int:
+    def head_dim(self) -> int:
         """Features of a head."""
         return self.width // self.heads
 
     @property
     def keys(self) -> int:
         """Features of all key–value heads."""
-        return self.kv_heads * self.head_width
+        return self.kv_heads * self.head_dim
 
 
 # Numbers that a norm learns for each of its features.
@@ -89,7 +89,7 @@ def layer_parameters(s: Sizes) -> int:
     """All numbers that one layer learns: its matrices, biases and norms."""
     norms = 2 * s.width * NORM_PARAMETERS[s.norm]
     if s.qk_norm is not None:
-        norms += 2 * s.head_width * NORM_PARAMETERS[s.qk_norm]
+        norms += 2 * s.head_dim * NORM_PARAMETERS[s.qk_norm]
     biases = (s.hidden * (2 if s.gated else 1) + s.width) if s.mlp_bias else 0
     return layer_matrices(s) + norms + biases
 
@@ -189,7 +189,7 @@ def activation_bytes(s: Sizes, work: Work) -> int:
     tokens = work.samples * s.context
     outside = tokens * (_norm_bytes(s.norm, D) + (2 if half else a) * D + a * V + 16)
     if s.positions == "rotary":
-        outside += 2 * a * s.head_width * (tokens if work.borders else s.context)
+        outside += 2 * a * s.head_dim * (tokens if work.borders else s.context)
     one = layer_activation_bytes(s, work)
     layers = s.depth * tokens * a * D + one if work.activation_checkpointing else s.depth * one
     copies = 2 * linear_numbers(s) if half else 0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch
 from tokenloom.nn.attention import MultiHeadAttention
-from tokenloom.nn.parts import count_parameters
+from tokenloom.nn.modules import count_parameters
 from tokenloom.nn.transformer import TransformerLayer
 from tokenloom.training.batches import BatchSource, add_counts, count_targets
 from tokenloom.training.checkpoints import Checkpoints, total_bytes
@@ -56,7 +56,7 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
     for name, part in model.named_modules():
         if isinstance(part, MultiHeadAttention):
             halved = any(fnmatchcase(name, pattern) for pattern in causal)
-            pairs += (6 if halved else 12) * part.heads * part.head_width
+            pairs += (6 if halved else 12) * part.heads * part.head_dim
     return 6 * linear + round(6 * shared / tokens) + pairs * tokens
 
 

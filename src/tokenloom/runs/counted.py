@@ -10,7 +10,7 @@ import torch
 
 from tokenloom.config import options
 from tokenloom.errors import UserError
-from tokenloom.nn.parts import count_numbers
+from tokenloom.nn.modules import count_saved_numbers
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.training.checkpoints import model_tensors, total_bytes
 from tokenloom.training.distributed import ProcessGroup
@@ -42,7 +42,7 @@ def count(task: Task, material: PreparedData, device: torch.device, threads: int
         raise ValueError(f"{type(task).__name__} says that its model is counted, and counts none")
     task.model = model.to(device).eval()
     size = total_bytes(model_tensors(model).values())
-    return Counted(count_numbers(model), size, task.derived(), time.perf_counter() - began)
+    return Counted(count_saved_numbers(model), size, task.derived(), time.perf_counter() - began)
 
 
 def measure(task: Task, material: PreparedData) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenloom.errors import UserError
 from tokenloom.evaluation.perplexity import RUNNING, checked_window
-from tokenloom.nn.parts import count_numbers
+from tokenloom.nn.modules import count_saved_numbers
 from tokenloom.runs.counted import USED
 from tokenloom.runs.session import TrainingSession, begin
 from tokenloom.tasks._lm_families.table import MODEL_FAMILIES, MODELS, family_of
@@ -99,7 +99,7 @@ def climb(model: str, fitting: TrainingSession, window: int, show: Callable[[Eve
         apart["loss"],
         window,
         time.perf_counter() - began if seconds is None else seconds,
-        count_numbers(task.model),
+        count_saved_numbers(task.model),
         str(fitting.folder.path),
     )
 

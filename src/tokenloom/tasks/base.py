@@ -20,7 +20,7 @@ from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.models.protocols import StepModel
-from tokenloom.nn.parts import device_of
+from tokenloom.nn.modules import device_of
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.device import choose_device
 from tokenloom.training.events import Baseline

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
-from tokenloom.nn.parts import device_of
+from tokenloom.nn.modules import device_of
 from tokenloom.nn.vector_quantizer import update_ema
 from tokenloom.training.batches import (
     BatchContext,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenloom.kernels import functions as kernels
+from tokenloom.nn import ops
 from tokenloom.training.distributed import like, whole
 
 # The quintic's coefficients and the number of steps, of Jordan et al.: singular values end within about 0.7 … 1.2.
@@ -71,22 +71,5 @@ def orthogonalized(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 def newton_schulz(X: Tensor) -> Tensor:
     """X ← p(X Xᵀ) X, with p(A) = a I + b A + c A², `STEPS` times. X: (n, rows, columns), rows ≤ columns."""
-    a, b, c = QUINTIC
     X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=TINY)
-    if (found := kernels.newton_schulz(X, QUINTIC, STEPS)) is not None:
-        return found
-    if X.shape[2] < 2 * X.shape[1] or X.dtype == torch.bfloat16:
-        for _ in range(STEPS):
-            A = X @ X.mT
-            X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
-        return X
-    # p(A) commutes with A, so that the product of all steps' polynomials can be had among small square matrices first.
-    A, product = X @ X.mT, None
-    for step in range(STEPS):
-        P = torch.baddbmm(A, A, A, beta=b, alpha=c)
-        P.diagonal(dim1=1, dim2=2).add_(a)
-        product = P if product is None else P @ product
-        if step < STEPS - 1:
-            A = P @ A @ P
-    assert product is not None
-    return product @ X
+    return ops.newton_schulz(X, QUINTIC, STEPS)

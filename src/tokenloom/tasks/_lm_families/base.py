@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.nn.parts import device_of
+from tokenloom.nn.modules import device_of
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.training.losses import LossTerm, cross_entropy_term
 

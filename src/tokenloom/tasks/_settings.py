@@ -1,0 +1,58 @@
+"""Options that the settings of several tasks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tokenloom.config import Options, option
+from tokenloom.data.split import DEFAULT_FRACTION
+
+
+@dataclass(frozen=True)
+class TextSource(Options):
+    """How text is read."""
+
+    group: ClassVar[str] = "Data"
+
+    text_column: str | None = option(None, "table column or JSON field with the text")
+    encoding: str = option("utf-8", "character encoding of the files")
+    normalize_newlines: bool = option(True, "read every kind of line ending as a line feed")
+
+
+@dataclass(frozen=True)
+class ValidationSplit(Options):
+    """Which data are used for validation."""
+
+    group: ClassVar[str] = "Data"
+
+    val_data: str | None = option(None, "validate on these data instead of a part of the training data")
+    val_fraction: float = option(
+        DEFAULT_FRACTION, "fraction of the data used for validation", above=0, below=1, only={"val_data": None}
+    )
+    split_seed: int = option(0, "seed of the train/validation split", only={"val_data": None})
+
+
+@dataclass(frozen=True)
+class TextTokenization(Options):
+    """How text becomes tokens."""
+
+    group: ClassVar[str] = "Data"
+
+    tokenizer: Literal["auto", "char", "word", "bpe", "byte-bpe"] = option(
+        "auto", "kind of tokenizer; auto chooses by the text"
+    )
+    vocab_size: int | None = option(None, "vocabulary size of a word, bpe or byte-bpe tokenizer", low=1)
+
+
+@dataclass(frozen=True)
+class TransformerSizes(Options):
+    """Parts and sizes of a transformer; None is derived."""
+
+    group: ClassVar[str] = "Model"
+
+    preset: Literal["modern", "classic"] = option("modern", "parts of the transformer: modern, or as in the textbook")
+    width: int | None = option(None, "features per token", low=1)
+    depth: int | None = option(None, "number of layers", low=1)
+    heads: int | None = option(None, "attention heads per layer", low=1)
+    dropout: float | None = option(None, "fraction of activations set to zero in training", low=0, below=1)

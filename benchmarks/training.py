@@ -27,11 +27,11 @@ N, D, H, L, BATCH = 64, 64, 4, 2, 32
 
 
 def our_step(steps: int = 900, **more: Any) -> tuple[Callable[[], Any], Any, int]:
-    """A step as `tokenloom train --style chapter` takes it; with the ids of the text and their vocabulary.
+    """A step as `tokenloom train --preset classic` takes it; with the ids of the text and their vocabulary.
 
     more: other settings of training.
     """
-    task, material = texts.prepared(style="chapter", context=N, width=D, depth=L, heads=H)
+    task, material = texts.prepared(preset="classic", context=N, width=D, depth=L, heads=H)
     settings, _ = TrainingSettings(**more).filled({**DEFAULT_RECIPE, **task.recipe(material)})
     model = task.build(12).train()
     batches = Batches(material.training, task.collate, batch=BATCH, seed=0)

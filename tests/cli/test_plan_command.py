@@ -44,10 +44,10 @@ def test_as_json(call: Call) -> None:
     assert (one["mode"], one["fits"], one["remedy"], one["device_bytes"]) == ("one device", True, "", 40 * 10**9)
 
 
-@pytest.mark.parametrize("style", ["modern", "chapter"])
-def test_it_agrees_with_the_plan_of_a_training(style: str, call: Call, rhyme: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", ["modern", "classic"])
+def test_it_agrees_with_the_plan_of_a_training(preset: str, call: Call, rhyme: Path, tmp_path: Path) -> None:
     """Parameters and FLOPs exactly, memory within 3 % (15 % is asked for), tokens a second as a timed step has them."""
-    words = [*SIZES, "--style", style, "--batch", "8", "--dropout", "0.1"]
+    words = [*SIZES, "--preset", preset, "--batch", "8", "--dropout", "0.1"]
     real = call("train", rhyme, *words, "--threads", "1", "--device", "cpu", "--dry-run", "--json").json
     plan = call("plan", rhyme, *words, "--hardware", "this", "--epochs", "2", "--json").json
     assert plan["parameters"] == real["parameters"]
@@ -66,7 +66,7 @@ def test_it_agrees_with_the_plan_of_a_training(style: str, call: Call, rhyme: Pa
 
 def test_a_model_that_this_machine_could_never_hold(call: Call) -> None:
     """GPT-3, on machines that hold it and on some that do not."""
-    sizes = ["--style", "chapter", "--width", "12288", "--depth", "96", "--heads", "96", "--context", "2048"]
+    sizes = ["--preset", "classic", "--width", "12288", "--depth", "96", "--heads", "96", "--context", "2048"]
     sizes += ["--vocab-size", "50257", "--optimizer", "adamw"]
     machines = ["--hardware", "h200", "--count", "1024", "--batch", "1536", "--tokens", "300e9"]
     answer = call("plan", *sizes, *machines)

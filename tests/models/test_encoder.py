@@ -9,8 +9,8 @@ from tokenloom.models.gpt import PRESETS
 from tokenloom.nn.hooks import Hooks
 
 
-def encoder(style: str = "modern", read: str = "tokens", seed: int = 0) -> Encoder:
-    config = PRESETS[style](11, 12, 16, 2, 2).as_dict()
+def encoder(preset: str = "modern", read: str = "tokens", seed: int = 0) -> Encoder:
+    config = PRESETS[preset](11, 12, 16, 2, 2).as_dict()
     model = Encoder(EncoderConfig(**config, outputs=3, read=read), seed)
     with torch.no_grad():
         # Modern layers start as the identity, which would hide what attention does.
@@ -23,17 +23,17 @@ def text(ids: list[list[int]], **more: torch.Tensor) -> Batch:
     return Batch({"text": Stream(ids=torch.tensor(ids), **more)})
 
 
-@pytest.mark.parametrize("style", PRESETS)
-def test_every_token_sees_every_other(style: str) -> None:
-    model = encoder(style)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_token_sees_every_other(preset: str) -> None:
+    model = encoder(preset)
     before, after = model(text([[1, 2, 3, 4]])), model(text([[1, 2, 3, 5]]))
     assert bool(((before - after).abs().amax(-1) > 1e-6).all())
 
 
-@pytest.mark.parametrize("style", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("read", ["tokens", "class", "mean"])
-def test_padding_on_either_side_changes_nothing(style: str, read: str) -> None:
-    model = encoder(style, read)
+def test_padding_on_either_side_changes_nothing(preset: str, read: str) -> None:
+    model = encoder(preset, read)
     alone = model(text([[1, 2, 3]]))
     for ids, real in (([1, 2, 3, 9, 9], [1, 1, 1, 0, 0]), ([9, 9, 1, 2, 3], [0, 0, 1, 1, 1])):
         mask = torch.tensor([real], dtype=torch.bool)
@@ -41,9 +41,9 @@ def test_padding_on_either_side_changes_nothing(style: str, read: str) -> None:
         torch.testing.assert_close(padded[mask][None] if read == "tokens" else padded, alone)
 
 
-@pytest.mark.parametrize("style", PRESETS)
-def test_segments_in_one_row_are_as_if_alone(style: str) -> None:
-    model = encoder(style)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_segments_in_one_row_are_as_if_alone(preset: str) -> None:
+    model = encoder(preset)
     packed = model(
         text(
             [[1, 2, 3, 7, 8]],

@@ -16,9 +16,9 @@ from tokenloom.nn.transformer import TransformerLayer
 HEADS = 2
 
 
-def small(style: str = "chapter", **more: object) -> EncoderDecoder:
+def small(preset: str = "classic", **more: object) -> EncoderDecoder:
     sizes = {"source_vocab": 7, "target_vocab": 7, "source_limit": 9, "target_limit": 9, "width": 8, "depth": 2}
-    config = EncoderDecoderConfig(**{**sizes, "heads": HEADS, **PRESETS[style], **more})  # type: ignore[arg-type]
+    config = EncoderDecoderConfig(**{**sizes, "heads": HEADS, **PRESETS[preset], **more})  # type: ignore[arg-type]
     model = EncoderDecoder(config, seed=3).double()
     with torch.no_grad():
         # Output maps that start at zero would hide what a layer does.
@@ -80,9 +80,9 @@ def test_a_shared_table_has_a_row_for_each_id_and_the_start() -> None:
         small(shared=True, target_vocab=6)
 
 
-@pytest.mark.parametrize("style", PRESETS)
-def test_later_target_tokens_change_nothing_and_source_tokens_change_all(style: str) -> None:
-    model = small(style)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_later_target_tokens_change_nothing_and_source_tokens_change_all(preset: str) -> None:
+    model = small(preset)
     before = model(batch_of([[1, 2, 3, 4]], [[7, 1, 2, 3]]))
     later = model(batch_of([[1, 2, 3, 4]], [[7, 1, 5, 5]]))
     torch.testing.assert_close(later[:, :2], before[:, :2])
@@ -91,9 +91,9 @@ def test_later_target_tokens_change_nothing_and_source_tokens_change_all(style: 
     assert bool(((other - before).abs().amax(-1) > 1e-6).all())
 
 
-@pytest.mark.parametrize("style", PRESETS)
-def test_cross_attention_looks_at_no_padding(style: str) -> None:
-    model = small(style)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_cross_attention_looks_at_no_padding(preset: str) -> None:
+    model = small(preset)
     batch = batch_of([[1, 2, 3, 6, 6]], [[7, 1, 2]])
     batch["source"].real = torch.tensor([[True, True, True, False, False]])
     hooks = Hooks("decoder.*.cross.pattern")

@@ -18,9 +18,9 @@ from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
 ROWS, TOKENS = 3, 9
 
 
-def model_of(style: str, **parts: Any) -> GPT:
+def model_of(preset: str, **parts: Any) -> GPT:
     """A model in float64 in which every parameter matters, scales and biases too."""
-    config = PRESETS[style](11, 16, 24, 2, 4).as_dict()
+    config = PRESETS[preset](11, 16, 24, 2, 4).as_dict()
     model = GPT(GPTConfig(**{**config, **parts})).double().eval()
     shake(model, 0.3)
     return model
@@ -35,14 +35,14 @@ def shake(model: GPT, size: float) -> None:
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "modern": ("modern", {}),
-    "chapter": ("chapter", {}),
+    "classic": ("classic", {}),
     "shared keys": ("modern", {"kv_heads": 2}),
-    "one key head": ("chapter", {"kv_heads": 1}),
+    "one key head": ("classic", {"kv_heads": 1}),
     "norms of heads without scale": ("modern", {"qk_norm": "rms-plain"}),
     "no norms of heads": ("modern", {"qk_norm": None}),
     "norms of heads, nothing turned": ("modern", {"positions": {"kind": "learned"}}),
     "no positions": ("modern", {"positions": {"kind": "none"}}),
-    "sinusoidal": ("chapter", {"positions": {"kind": "sinusoidal"}}),
+    "sinusoidal": ("classic", {"positions": {"kind": "sinusoidal"}}),
     "norms without scale": ("modern", {"norm": "rms-plain"}),
     "LayerNorm, rotary": ("modern", {"norm": "layer"}),
     "biases and GELU": ("modern", {"mlp": {"kind": "plain", "activation": "gelu", "bias": True}}),
@@ -50,8 +50,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "SiLU": ("modern", {"mlp": {"kind": "plain", "activation": "silu"}}),
-    "GELU, by tanh": ("chapter", {"mlp": {"kind": "plain", "activation": "gelu-tanh"}}),
-    "ReLU": ("chapter", {"mlp": {"kind": "plain", "activation": "relu"}}),
+    "GELU, by tanh": ("classic", {"mlp": {"kind": "plain", "activation": "gelu-tanh"}}),
+    "ReLU": ("classic", {"mlp": {"kind": "plain", "activation": "relu"}}),
 }
 
 
@@ -83,8 +83,8 @@ def parts_of(model: GPT) -> Folded:
 @pytest.mark.parametrize("step", [FusedDecodeStep, NumpyDecodeStep])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_token_by_token_is_the_whole_pass(variant: str, step: type[Step], rows: int) -> None:
-    style, parts = VARIANTS[variant]
-    model, ids = model_of(style, **parts), some_ids(rows)
+    preset, parts = VARIANTS[variant]
+    model, ids = model_of(preset, **parts), some_ids(rows)
     whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
     with loader.disabled():
         torch.testing.assert_close(token_by_token(model, ids, step), whole, rtol=0, atol=1e-11)
@@ -98,8 +98,8 @@ needs_compiler = pytest.mark.skipif(bool(loader.reason("decode")), reason=f"no n
 @pytest.mark.parametrize("variant", [*VARIANTS, "SiLU", "GELU, by tanh", "ReLU"])
 def test_compiled_is_plain(variant: str, rows: int) -> None:
     """In float32, to rounding; where numbers of the size 1 are, the figure of the equality kit."""
-    style, parts = {**VARIANTS, **ACTIVATIONS}[variant]
-    model, ids = model_of(style, **parts), some_ids(rows)
+    preset, parts = {**VARIANTS, **ACTIVATIONS}[variant]
+    model, ids = model_of(preset, **parts), some_ids(rows)
     whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
     compiled = token_by_token(model.float(), ids, KernelDecodeStep)
     torch.testing.assert_close(compiled.double(), whole, rtol=1e-5, atol=1e-5)
@@ -147,7 +147,7 @@ def counted(step: Any, calls: list[int]) -> Any:
 
 @needs_compiler
 def test_greedy_tokens_are_the_same_compiled_or_plain() -> None:
-    model = model_of("chapter").float()
+    model = model_of("classic").float()
     requests = [Request([1, 2, 3], 12, Sampling(0)), Request([4], 14, Sampling(0))]
     compiled = generate_all(model, requests)
     with loader.disabled():

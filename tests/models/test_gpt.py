@@ -361,7 +361,7 @@ def test_a_seed_makes_the_model_and_nothing_else_does():
     assert not torch.equal(first["tokens.weight"], other["tokens.weight"])
 
 
-@pytest.mark.parametrize("start", ["chapter", "modern"])
+@pytest.mark.parametrize("start", ["classic", "modern"])
 @pytest.mark.parametrize("kind", MODEL_FAMILIES)
 @pytest.mark.parametrize("mlp", [{"kind": "plain"}, {"kind": "gated"}, {"kind": "gated", "bias": True}])
 def test_every_choice_of_parts_can_be_built_and_trained(start, kind, mlp):

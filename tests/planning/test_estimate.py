@@ -38,8 +38,8 @@ from tokenloom.training.settings import DEFAULT_RECIPE, MachineSettings, Trainin
 LAYERS, WIDTH, TOKENS = 2, 32, 24
 
 
-def model_of(style: str) -> GPT:
-    model = GPT(PRESETS[style](11, TOKENS, WIDTH, LAYERS, 4))
+def model_of(preset: str) -> GPT:
+    model = GPT(PRESETS[preset](11, TOKENS, WIDTH, LAYERS, 4))
     with torch.no_grad():  # maps that start at zero would save the counter nothing, but be on the safe side
         for p in model.parameters():
             p.add_(0.01)
@@ -51,14 +51,14 @@ def full_batch(rows: int = 3) -> Batch:
     return Batch({"text": Stream(ids=ids[:, :-1])}, {"loss": ids[:, 1:]})
 
 
-@pytest.mark.parametrize("style", ["chapter", "modern"])
-def test_flops_are_those_that_torch_counts(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("preset", ["classic", "modern"])
+def test_flops_are_those_that_torch_counts(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the explicit road, which computes all pairs of tokens: the formula counts the half that causality leaves.
 
     So torch counts 6 L D N more for each token than the formula says, and nothing else.
     """
     monkeypatch.setattr(attention, "fused_attention", lambda *args: attention.explicit_attention(*args)[0])
-    model, batch = model_of(style), full_batch()
+    model, batch = model_of(preset), full_batch()
     counter = FlopCounterMode(display=False)
     with counter:
         NextToken().loss(model, batch)["loss"].sums.sum().backward()
@@ -126,7 +126,7 @@ def test_of_an_encoder_decoder_the_decoders_own_attention_alone_is_halved() -> N
 def test_weights_gradients_and_optimizer_take_what_was_foretold(kind: str) -> None:
     """Exactly, but for AdamW's step counters, which are left out: 4 bytes a parameter tensor."""
     settings = tiny_settings(kind)
-    model = model_of("chapter")
+    model = model_of("classic")
     frozen = model.positions
     frozen.requires_grad_(False)
     memory = measure_memory(NextToken(), model, settings, full_batch())
@@ -169,10 +169,10 @@ def saved_by_graph(result: Tensor, own: set[int]) -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("style", ["chapter", "modern"])
+@pytest.mark.parametrize("preset", ["classic", "modern"])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_activations_are_what_the_graph_keeps(style: str, rows: int) -> None:
-    model, batch = model_of(style), full_batch(rows)
+def test_activations_are_what_the_graph_keeps(preset: str, rows: int) -> None:
+    model, batch = model_of(preset), full_batch(rows)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     memory = measure_memory(NextToken(), model, tiny_settings(), batch)
     kept = NextToken().loss(model, batch)["loss"].sums.sum()
@@ -182,7 +182,7 @@ def test_activations_are_what_the_graph_keeps(style: str, rows: int) -> None:
 
 
 def test_activations_grow_with_the_micro_batch_and_shrink_in_half_precision() -> None:
-    model = model_of("chapter")
+    model = model_of("classic")
 
     def activations(rows: int, precision: str = "float32") -> int:
         settings = replace(tiny_settings(), machine=MachineSettings(precision=precision))  # type: ignore[arg-type]

@@ -35,8 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(style: str, sizes: tuple[int, ...] = SMALL, **changes: Any) -> GPTConfig:
-    return dataclasses.replace(PRESETS[style](*sizes), **changes)
+def config_of(preset: str, sizes: tuple[int, ...] = SMALL, **changes: Any) -> GPTConfig:
+    return dataclasses.replace(PRESETS[preset](*sizes), **changes)
 
 
 def batch_of(config: GPTConfig, rows: int, borders: bool = False) -> Batch:
@@ -48,10 +48,10 @@ def batch_of(config: GPTConfig, rows: int, borders: bool = False) -> Batch:
     return Batch({"text": stream}, {"loss": ids[:, 1:]})
 
 
-@pytest.mark.parametrize("style", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_parameters_and_flops_are_those_of_the_model(style: str, variant: str) -> None:
-    config = config_of(style, DEEP, **VARIANTS[variant])
+def test_parameters_and_flops_are_those_of_the_model(preset: str, variant: str) -> None:
+    config = config_of(preset, DEEP, **VARIANTS[variant])
     model, sizes = GPT(config), Sizes.of(config)
     assert parameters(sizes) == count_parameters(model)
     assert footprint.flops_per_token(sizes) == flops_per_token(model, config.context)
@@ -76,17 +76,17 @@ def test_a_window_leaves_out_the_pairs_that_it_forbids() -> None:
     )
 
 
-@pytest.mark.parametrize("style", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
-def test_memory_is_what_a_training_saves(style: str, variant: str, precision: Any) -> None:
+def test_memory_is_what_a_training_saves(preset: str, variant: str, precision: Any) -> None:
     """Three sizes, three batches: weights, gradients and optimizer to the byte, activations within 3 %.
 
     (15 % is asked for. Norms without parameters on queries and keys lie a little differently in memory.)
     """
     for shape, rows in ((SMALL, 5), (DEEP, 1), (LONG, 2)):
-        config = config_of(style, shape, **VARIANTS[variant])
+        config = config_of(preset, shape, **VARIANTS[variant])
         settings = dataclasses.replace(tiny_settings("muon"), machine=MachineSettings(precision=precision))
         with loader.disabled():
             real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows))
@@ -118,11 +118,11 @@ def test_attention_in_blocks_keeps_no_mask(monkeypatch: pytest.MonkeyPatch) -> N
     assert said == pytest.approx(real.activations, rel=0.15)
 
 
-@pytest.mark.parametrize("style", PRESETS)
-def test_checkpointing_keeps_the_inputs_and_one_layer(style: str) -> None:
+@pytest.mark.parametrize("preset", PRESETS)
+def test_checkpointing_keeps_the_inputs_and_one_layer(preset: str) -> None:
     """Held against torch's own checkpointing of each layer: what is saved at the end of the forward pass, and what the
     recomputation of one layer saves."""
-    config = config_of(style, DEEP, dropout=0.1)
+    config = config_of(preset, DEEP, dropout=0.1)
     sizes, rows = Sizes.of(config), 4
     whole = activation_bytes(sizes, Work(rows))
     said = activation_bytes(sizes, Work(rows, activation_checkpointing=True))
@@ -172,7 +172,7 @@ def test_data_parallel_devices_hold_everything_and_a_copy_of_the_gradients_in_pl
 
 def published(vocab_size: int, context: int, width: int, depth: int, heads: int, **changes: Any) -> Sizes:
     """A model of the GPT family by its published sizes; norms and positions make no difference to FLOPs."""
-    return Sizes.of(dataclasses.replace(PRESETS["chapter"](vocab_size, context, width, depth, heads), **changes))
+    return Sizes.of(dataclasses.replace(PRESETS["classic"](vocab_size, context, width, depth, heads), **changes))
 
 
 def test_gpt_3() -> None:

@@ -36,7 +36,7 @@ def chapter_run(text: str, path: Any, steps: int) -> tuple[dict[int, float], dic
     """The loss on the validation windows, and the mean training loss of the 50 steps before, by step."""
     data = path / "tinyshakespeare.txt"
     data.write_bytes(text.encode())
-    task = TextGeneration(TextGenerationSettings(style="chapter", context=N, width=64, depth=2, heads=4))
+    task = TextGeneration(TextGenerationSettings(preset="classic", context=N, width=64, depth=2, heads=4))
     material = task.prepare(str(data))
     training, held = material.training, material.validation
     assert isinstance(training, TextWindows)

@@ -45,9 +45,9 @@ def greedy_by_hand(task: TextGeneration, prompt: str, tokens: int) -> str:
     return task.tokenizer.decode(ids[start:])
 
 
-@pytest.mark.parametrize("style", ["modern", "chapter"])
-def test_past_the_context_the_last_tokens_are_read_anew(style: str, tmp_path: Path) -> None:
-    task = with_model(task_on(written(tmp_path), style=style))
+@pytest.mark.parametrize("preset", ["modern", "classic"])
+def test_past_the_context_the_last_tokens_are_read_anew(preset: str, tmp_path: Path) -> None:
+    task = with_model(task_on(written(tmp_path), preset=preset))
     assert task.generate("One, ", max_new_tokens=40, temperature=0) == greedy_by_hand(task, "One, ", 40)
 
 

@@ -142,7 +142,7 @@ def test_text_is_never_control(run: tuple[FillMask, Path]) -> None:
 def test_what_cannot_be_filled_in_is_said(run: tuple[FillMask, Path]) -> None:
     with pytest.raises(UserError, match="no ___ in the text"):
         run[0].fill("One, two")
-    for settings in ({"context": 2}, {"val_fraction": 1.0}, {"dropout": 1.0}, {"style": "old"}, {"size": "hugs"}):
+    for settings in ({"context": 2}, {"val_fraction": 1.0}, {"dropout": 1.0}, {"preset": "old"}, {"size": "hugs"}):
         with pytest.raises(UserError, match=f"--{next(iter(settings)).replace('_', '-')}"):
             FillMask(FillMaskSettings(**settings))  # type: ignore[arg-type]
 

@@ -90,7 +90,7 @@ def test_the_same_task_takes_the_readout_along(folder: Path) -> None:
     [
         ({"init": "nowhere"}, "--init .*nowhere: there is no such run"),
         ({"width": 32}, "--width 32: the run that --init names has 16"),
-        ({"style": "chapter"}, "--style chapter: the run that --init names has modern"),
+        ({"preset": "classic"}, "--preset classic: the run that --init names has modern"),
         ({"tokenizer": "word"}, "--tokenizer word: .* has char"),
         ({"init": None, "train": "head"}, "--train head: .*--init"),
     ],

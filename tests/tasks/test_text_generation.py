@@ -238,9 +238,9 @@ def plain_losses(task: TextGeneration, ids: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("style", ["modern", "chapter"])
-def test_metrics_by_hand(style: str, tmp_path: Path) -> None:
-    task = with_model(task_on(written(tmp_path), style=style))
+@pytest.mark.parametrize("preset", ["modern", "classic"])
+def test_metrics_by_hand(preset: str, tmp_path: Path) -> None:
+    task = with_model(task_on(written(tmp_path), preset=preset))
     other = written(tmp_path, "ive, six, pick up shoe. " * 4 + "One", "other.txt")
     ids = task.load_samples(str(other)).ids
     losses = plain_losses(task, ids)
@@ -400,7 +400,7 @@ def test_settled_sizes_are_kept_with_the_run(tmp_path: Path) -> None:
 
 def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
     data = written(tmp_path)
-    fitting = tokenloom.fit(data, **SIZES, style="chapter", steps=3, threads=1)
+    fitting = tokenloom.fit(data, **SIZES, preset="classic", steps=3, threads=1)
     for _ in fitting:
         pass
     optimizer, schedule = fitting.training.optimizer, fitting.training.schedule
@@ -411,7 +411,7 @@ def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
     for _ in modern:
         pass
     assert modern.training.optimizer.decay == "matrices"
-    assert tokenloom.fit(data, **SIZES, style="chapter", decay="matrices", steps=3, threads=1) is not None
+    assert tokenloom.fit(data, **SIZES, preset="classic", decay="matrices", steps=3, threads=1) is not None
 
 
 @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
         ({"window": 0}, ["--window 0"]),
         ({"dropout": math.nan}, ["--dropout nan"]),
         ({"val_fraction": 0.0}, ["--val-fraction 0"]),
-        ({"style": "modrn"}, ["--style modrn", "modern"]),
+        ({"preset": "modrn"}, ["--preset modrn", "modern"]),
         ({"size": "smal"}, ["--size smal", "small"]),
-        ({"style": "chapter", "window": 4}, ["--window 4", "chapter"]),
+        ({"preset": "classic", "window": 4}, ["--window 4", "classic"]),
     ],
 )
 def test_settings_that_cannot_be_are_refused_without_data(settings: dict[str, Any], words: list[str]) -> None:

@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("settings", "flag"),
     [
         ({"model": "rnn", "heads": 4}, "--heads 4 has no effect with --model rnn"),
-        ({"model": "lstm", "style": "chapter"}, "--style chapter"),
+        ({"model": "lstm", "preset": "classic"}, "--preset classic"),
         ({"model": "gru", "order": 3}, "--order 3"),
         ({"model": "gpt", "carry": 10}, "--carry 10 has no effect with --model gpt"),
         ({"model": "gpt", "smoothing": "add"}, "--smoothing add"),

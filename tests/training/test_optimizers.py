@@ -23,8 +23,8 @@ MUON = OptimizerSettings(optimizer="muon", lr=0.01, muon_lr=0.02, weight_decay=0
 ADAMW = OptimizerSettings(optimizer="adamw", lr=0.01, weight_decay=0.1)
 
 
-def model_of(style: str) -> GPT:
-    return GPT(PRESETS[style](11, 8, 16, 2, 2))
+def model_of(preset: str) -> GPT:
+    return GPT(PRESETS[preset](11, 8, 16, 2, 2))
 
 
 def groups(model: nn.Module, settings: OptimizerSettings) -> dict[str, list[tuple[str, float, float]]]:
@@ -38,9 +38,9 @@ def groups(model: nn.Module, settings: OptimizerSettings) -> dict[str, list[tupl
     return found
 
 
-@pytest.mark.parametrize("style", ["chapter", "modern"])
-def test_muon_moves_the_hidden_matrices_and_adamw_the_rest(style: str) -> None:
-    model = model_of(style)
+@pytest.mark.parametrize("preset", ["classic", "modern"])
+def test_muon_moves_the_hidden_matrices_and_adamw_the_rest(preset: str) -> None:
+    model = model_of(preset)
     found = groups(model, MUON)
     assert all(len(where) == 1 for where in found.values())
     muon = {name for name, where in found.items() if where[0] == ("Muon", 0.02, 0.1)}
@@ -48,7 +48,7 @@ def test_muon_moves_the_hidden_matrices_and_adamw_the_rest(style: str) -> None:
     assert muon == {f"transformer.layers.{layer}.{name}.weight" for layer in range(2) for name in matrices}
     rest = {name: where[0] for name, where in found.items() if name not in muon}
     assert set(rest.values()) == {("AdamW", 0.01, 0.0)}, "what is no hidden matrix does not decay"
-    if style == "chapter":
+    if preset == "classic":
         assert {name for name in rest if name.startswith("positions")}
         assert any(name.endswith("mlp.W_in.bias") for name in rest)
     for name in ("tokens.weight", "lm_head.weight", "lm_head.bias"):
@@ -56,9 +56,9 @@ def test_muon_moves_the_hidden_matrices_and_adamw_the_rest(style: str) -> None:
     assert {name for name, p in model.named_parameters() if p.dim() < 2} <= set(rest)
 
 
-@pytest.mark.parametrize("style", ["chapter", "modern"])
-def test_adamw_alone_decays_matrices_or_everything(style: str) -> None:
-    model = model_of(style)
+@pytest.mark.parametrize("preset", ["classic", "modern"])
+def test_adamw_alone_decays_matrices_or_everything(preset: str) -> None:
+    model = model_of(preset)
     some, everything = groups(model, ADAMW), groups(model, replace(ADAMW, decay="all"))
     assert {name for name, where in some.items() if where == [("AdamW", 0.01, 0.1)]} == hidden_matrices(model)
     assert {name for name, where in some.items() if where == [("AdamW", 0.01, 0.0)]} == set(some) - hidden_matrices(

@@ -59,7 +59,7 @@ class Course:
     """The training of the chapter's model, as far as rows have asked for it."""
 
     def __init__(self, bench: Bench) -> None:
-        task, training, held = prepared(bench, style="chapter", context=WINDOW, width=64, depth=2, heads=4)
+        task, training, held = prepared(bench, preset="classic", context=WINDOW, width=64, depth=2, heads=4)
         task.model = task.build(seed=bench.seed)
         windows = Drawn(held.ids, WINDOW)
         first = task.evaluate(samples=windows)["loss"]

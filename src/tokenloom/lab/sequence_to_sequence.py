@@ -33,7 +33,7 @@ CROSS = "decoder.layers.0.cross.pattern"
 def reversal(bench: Bench) -> Outcome:
     """3.14."""
     config = EncoderDecoderConfig(
-        DIGITS, DIGITS, LENGTH, LENGTH, width=32, depth=1, heads=2, shared=True, **PRESETS["chapter"]
+        DIGITS, DIGITS, LENGTH, LENGTH, width=32, depth=1, heads=2, shared=True, **PRESETS["classic"]
     )
     model = EncoderDecoder(config, seed=bench.seed)
     generator = bench.generator()

@@ -65,7 +65,7 @@ class EncoderDecoderConfig:
 # reference 3.14, digit for digit.
 PRESETS: dict[str, dict[str, Any]] = {
     "modern": {},
-    "chapter": {
+    "classic": {
         "positions": {"kind": "learned"},
         "mlp": {"kind": "plain", "activation": "gelu", "bias": True},
         "norm": "layer",

@@ -80,7 +80,7 @@ def modern_preset(vocab_size: int, context: int, width: int, depth: int, heads: 
     return GPTConfig(vocab_size, context, width, depth, heads)
 
 
-PRESETS = {"chapter": classic_preset, "modern": modern_preset}
+PRESETS = {"classic": classic_preset, "modern": modern_preset}
 
 
 def backbone_init(config: GPTConfig) -> Table:

@@ -15,7 +15,7 @@ from tokenloom.tasks._text_encoder import EncoderSettings
 ENCODER_ONLY = {
     **dict.fromkeys(("context", "width", "depth", "heads", "dropout")),
     "size": "tiny",
-    "style": "modern",
+    "preset": "modern",
     "class_weights": "none",
     "smoothing": None,
     "hide": None,

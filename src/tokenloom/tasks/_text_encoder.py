@@ -40,7 +40,7 @@ class EncoderSettings(Options):
     """How text becomes tokens, and the model's sizes; None = derived, or taken over from the run of `--init`."""
 
     size: str = option("small", "how large a model: nano, tiny, small, medium or large; sets what is not given below")
-    style: Literal["modern", "chapter"] = option("modern", "parts of the model: modern, or as in the textbook")
+    preset: Literal["modern", "classic"] = option("modern", "parts of the model: modern, or as in the textbook")
     context: int | None = option(None, "tokens that the model reads at once, the class token among them")
     width: int | None = option(None, "features of a token inside the model")
     depth: int | None = option(None, "layers")
@@ -71,8 +71,8 @@ class TextEncoderTask(Task):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
         if s.dropout is not None and not 0 <= s.dropout < 1:
             raise UserError(f"--dropout {s.dropout}: must be from 0 up to, but not including, 1")
-        if s.style not in PRESETS:
-            raise UserError(f"--style {s.style}: no such style{did_you_mean(s.style, PRESETS)}")
+        if s.preset not in PRESETS:
+            raise UserError(f"--preset {s.preset}: no such preset{did_you_mean(s.preset, PRESETS)}")
         size_preset(s.size)
 
     # The tokenizer.
@@ -116,7 +116,7 @@ class TextEncoderTask(Task):
         if chosen["width"] % chosen["heads"]:
             raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
         dropout = position.dropout if s.dropout is None else s.dropout
-        body = PRESETS[s.style](self.tokenizer.vocab_size, *(chosen[name] for name in SIZES))
+        body = PRESETS[s.preset](self.tokenizer.vocab_size, *(chosen[name] for name in SIZES))
         self.model_config = {**body.as_dict(), "dropout": dropout, "outputs": outputs, "read": read}
         try:
             Encoder(EncoderConfig(**{**self.model_config, "depth": 1, "vocab_size": 1, "context": 1}))
@@ -148,7 +148,7 @@ class TextEncoderTask(Task):
             raise UserError(f"--init: {with_article(origin.name)} run has no encoder, which {self.name} needs")
         s, plain = self.settings, self.Settings()
         kind, specials = origin.tokenizer.kind, len(origin.tokenizer.specials)
-        theirs = {name: getattr(origin.settings, name) for name in ("size", "style", *SIZES)}
+        theirs = {name: getattr(origin.settings, name) for name in ("size", "preset", *SIZES)}
         told = {**theirs, "tokenizer": kind, "vocab_size": origin.tokenizer.vocab_size - specials}
         for name, value in told.items():
             given = getattr(s, name)

@@ -17,7 +17,7 @@ class TextGenerationSettings(Options):
         "gpt", "gpt, unigram, bigram, ngram, rnn, lstm or gru (see tokenloom models)"
     )
     size: str = option("small", "how large a model: nano, tiny, small, medium or large; sets what is not given below")
-    style: Literal["modern", "chapter"] = option("modern", "parts of the model: modern, or as in the textbook")
+    preset: Literal["modern", "classic"] = option("modern", "parts of the model: modern, or as in the textbook")
     context: int | None = option(None, "tokens of a window: what a prediction of a gpt can see")
     width: int | None = option(None, "features of a token inside the model")
     depth: int | None = option(None, "layers")

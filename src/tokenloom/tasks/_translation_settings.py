@@ -47,7 +47,7 @@ class TranslationSettings(Options):
         "transformer", "transformer, or recurrent without attention (rnn) or with it (rnn-attention)"
     )
     size: str = option("small", "how large a model: nano, small, medium or large; sets what is not given below")
-    style: Literal["modern", "chapter"] = option("modern", "parts of the transformer: modern, or as in the textbook")
+    preset: Literal["modern", "classic"] = option("modern", "parts of the transformer: modern, or as in the textbook")
     width: int | None = option(None, "features of a token inside the model")
     depth: int | None = option(None, "layers, of the encoder and of the decoder")
     heads: int | None = option(None, "attention heads a layer of the transformer")
@@ -80,7 +80,7 @@ class TranslationSettings(Options):
         if self.validation is not None and self.val_fraction != type(self).val_fraction:
             raise UserError("--val-fraction has no effect with --validation: leave one of them out")
         if self.model != "transformer":
-            for name in ("style", "heads"):
+            for name in ("preset", "heads"):
                 if getattr(self, name) not in (None, "modern"):
                     raise UserError(
                         f"--{name.replace('_', '-')} {getattr(self, name)}: is for --model transformer; leave it out"

@@ -264,7 +264,7 @@ class FillMask(TextEncoderTask):
         tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "char"}
         return {
             "windows": Example(str(text), tiny),
-            "lines": Example(str(lines), {**tiny, "context": 32, "style": "chapter", "lines": True}),
+            "lines": Example(str(lines), {**tiny, "context": 32, "preset": "classic", "lines": True}),
         }
 
 

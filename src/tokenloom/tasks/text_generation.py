@@ -368,7 +368,7 @@ class TextGeneration(TextDecoderTask):
         tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4}
         return {
             "modern": Example(str(text), tiny),
-            "chapter": Example(str(text), {**tiny, "style": "chapter"}),
+            "classic": Example(str(text), {**tiny, "preset": "classic"}),
             "window": Example(str(text), {**tiny, "window": 8, "kv_heads": 1}),
             "ngram": Example(str(text), {"model": "ngram", "order": 3, "context": 16}, COUNTED),
             "bigram": Example(str(text), {"model": "bigram", "context": 16}, COUNTED),

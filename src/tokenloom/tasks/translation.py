@@ -81,7 +81,7 @@ class Translation(Seq2SeqTask):
     summary = "train an encoder–decoder on pairs of texts; translate and measure with it"
     Settings = TranslationSettings
     models: ClassVar[Mapping[str, str]] = {
-        "transformer": "encoder–decoder with cross-attention; --style modern (rotary, RMSNorm, ReLU²) or chapter",
+        "transformer": "encoder–decoder with cross-attention; --preset modern (rotary, RMSNorm, ReLU²) or classic",
         "rnn": "recurrent encoder–decoder (GRU): the source goes through one vector",
         "rnn-attention": "the same, with attention over the source at every step",
     }
@@ -209,10 +209,10 @@ class Translation(Seq2SeqTask):
         if s.model != "transformer":
             del chosen["heads"]
         dropout = position.dropout if s.dropout is None else s.dropout
-        if s.style == "chapter" and s.dropout is None:
+        if s.preset == "classic" and s.dropout is None:
             dropout = 0.0
-        style: dict[str, Any] = (
-            PRESETS[s.style] if s.model == "transformer" else {"attention": s.model == "rnn-attention"}
+        parts: dict[str, Any] = (
+            PRESETS[s.preset] if s.model == "transformer" else {"attention": s.model == "rnn-attention"}
         )
         self.model_config = {
             "model": s.model,
@@ -223,7 +223,7 @@ class Translation(Seq2SeqTask):
             "shared": s.vocabularies == "shared",
             **chosen,
             "dropout": dropout,
-            **style,
+            **parts,
         }
         try:
             self.build(0)
@@ -245,7 +245,7 @@ class Translation(Seq2SeqTask):
         if s.model != "transformer":
             # Muon is for the matrices of a transformer.
             recipe = {k: v for k, v in recipe.items() if k != "muon_lr"} | {"optimizer": "adamw"}
-        elif s.style == "chapter":
+        elif s.preset == "classic":
             recipe = {**CHAPTER_RECIPE, "batch": recipe["batch"], "minutes": recipe["minutes"]}
         steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
         return {**recipe, "steps": steps} if steps < SHORT else recipe

@@ -34,17 +34,17 @@ class GPTFamily(ModelFamily):
     """A decoder-only transformer."""
 
     models: ClassVar = {
-        "gpt": "decoder-only transformer; --style modern (rotary, RMSNorm, ReLU²) or chapter (learned, LayerNorm, GELU)"
+        "gpt": "decoder-only transformer; --preset modern (rotary, RMSNorm, ReLU²) or classic (learned, LayerNorm, GELU)"
     }
-    takes: ClassVar = frozenset({"size", "style", "width", "depth", "heads", "kv_heads", "window", "dropout"})
+    takes: ClassVar = frozenset({"size", "preset", "width", "depth", "heads", "kv_heads", "window", "dropout"})
     shown: ClassVar = ("context", "width", "depth", "heads", "dropout")
 
     def check(self, settings: TextGenerationSettings) -> None:
         s = settings
-        if s.style not in PRESETS:
-            raise UserError(f"--style {s.style}: no such style{did_you_mean(s.style, PRESETS)}")
-        if s.style == "chapter" and s.window is not None:
-            raise UserError(f"--window {s.window}: needs relative positions, which --style chapter does not have")
+        if s.preset not in PRESETS:
+            raise UserError(f"--preset {s.preset}: no such preset{did_you_mean(s.preset, PRESETS)}")
+        if s.preset == "classic" and s.window is not None:
+            raise UserError(f"--window {s.window}: needs relative positions, which --preset classic does not have")
         size_preset(s.size)
 
     def settle(self, settings: TextGenerationSettings, tokens: int, vocab_size: int) -> ResolvedSizes:
@@ -54,8 +54,8 @@ class GPTFamily(ModelFamily):
         if chosen["width"] % chosen["heads"]:
             raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
         dropout = size.dropout if s.dropout is None else s.dropout
-        config = PRESETS[s.style](vocab_size, *(chosen[k] for k in ("context", "width", "depth", "heads"))).as_dict()
-        config["dropout"] = 0.0 if s.style == "chapter" and s.dropout is None else dropout
+        config = PRESETS[s.preset](vocab_size, *(chosen[k] for k in ("context", "width", "depth", "heads"))).as_dict()
+        config["dropout"] = 0.0 if s.preset == "classic" and s.dropout is None else dropout
         config |= {"kv_heads": s.kv_heads, "window": s.window}
         _try(config)
         return ResolvedSizes(config, {**chosen, "dropout": config["dropout"]}, note)
@@ -64,7 +64,7 @@ class GPTFamily(ModelFamily):
         return GPT(GPTConfig(**config), seed)
 
     def recipe(self, settings: TextGenerationSettings) -> dict[str, Any]:
-        return CHAPTER_RECIPE if settings.style == "chapter" else size_preset(settings.size).recipe
+        return CHAPTER_RECIPE if settings.preset == "classic" else size_preset(settings.size).recipe
 
     def largest(self, config: dict[str, Any]) -> int | None:
         return None if config["window"] is not None else int(config["context"])

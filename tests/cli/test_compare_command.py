@@ -1,4 +1,4 @@
-"""`tokenloom compare`, and `evaluate --context`, as they are typed."""
+"""`tokenloom compare`, `tokenloom sweep` and `evaluate --context`."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def test_two_runs_are_compared(call: Call, runs: tuple[Path, Path]) -> None:
     assert header.split()[:2] == ["A", "B"]
     assert row.split()[:2] == [str(bigram), str(unigram)]
     assert row.endswith("100.0%")
-    assert "resampled in pairs" in note
+    assert "paired bootstrap" in note
     answer = call("compare", bigram, unigram, "--context", "8", "--json")
     (pair,) = json.loads(answer.out)["pairs"]
     assert pair["difference"] == pytest.approx(pair["value_a"] - pair["value_b"])
@@ -41,47 +41,47 @@ def test_two_runs_are_compared(call: Call, runs: tuple[Path, Path]) -> None:
 
 
 def test_kinds_of_models_are_trained_and_drawn(call: Call, rhyme: Path, tmp_path: Path) -> None:
-    out = tmp_path / "ladder"
-    words = ("compare", rhyme, "--models", "unigram,rnn", "--size", "nano", "--steps", "3", "--threads", "1")
-    answer = call(*words, "--context", "16", "--out", out)
+    out = tmp_path / "models"
+    words = ("sweep", rhyme, "--models", "unigram,rnn", "--size", "nano", "--steps", "3", "--threads", "1")
+    answer = call(*words, "--eval-context", "16", "--out", out)
     assert answer.code == 0, answer.err
     assert [line.split()[0] for line in answer.out.splitlines()[2:4]] == ["unigram", "rnn"]
-    result = json.loads((out / "compare.json").read_text("utf-8"))
-    assert [rung["model"] for rung in result["models"]] == ["unigram", "rnn"]
-    for rung in result["models"]:
-        for context, key in (("running", "running"), ("16", "windows")):
-            found = json.loads(call("evaluate", rung["run"], "--context", context, "--json").out)
-            assert found["bits_per_byte"] == pytest.approx(rung[key], rel=1e-6)
-    for name in ("compare.png", "compare-dark.png"):
+    result = json.loads((out / "sweep.json").read_text("utf-8"))
+    assert [one["model"] for one in result["models"]] == ["unigram", "rnn"]
+    for one in result["models"]:
+        for context, key in (("running", "bits_per_byte_sliding"), ("16", "bits_per_byte_windows")):
+            found = json.loads(call("evaluate", one["run"], "--context", context, "--json").out)
+            assert found["bits_per_byte"] == pytest.approx(one[key], rel=1e-6)
+    for name in ("sweep.png", "sweep-dark.png"):
         with Image.open(out / name) as picture:
             assert picture.width > picture.height > 400
     assert "is there already" in call(*words, "--out", out).err
-    assert call(*words, "--context", "16", "--out", out, "--overwrite", "--quiet", "--json").code == 0
+    assert call(*words, "--eval-context", "16", "--out", out, "--overwrite", "--quiet", "--json").code == 0
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "compare needs two runs"),
-        (("x",), "compare needs two runs"),
-        (("x", "x"), "x: stands there twice"),
-        (("x", "y"), "x: there is no such run"),
-        (("x", "y", "--steps", "3"), "--steps is for trainings"),
-        (("x", "y", "--overwrite"), "--overwrite is for trainings"),
-        (("x", "y", "--models", "gpt"), "give one text"),
-        (("python-docs", "--models", "gtp"), "gtp: no such model; did you mean 'gpt'?"),
-        (("python-docs", "--models", "rnn,rnn"), "rnn stands there twice"),
-        (("python-docs", "--models", ","), "name at least one model"),
-        (("python-docs", "--models", "bigram", "--size", "tiny"), "--size has no effect on any of bigram"),
-        (("python-docs", "--models", "bigram", "--steps", "3"), "--steps has no effect on a model that is counted"),
-        (("python-docs", "--models", "bigram", "--context", "running"), "--context running is shown anyway"),
-        (("python-docs", "--models", "bigram", "--context", "0"), "at least 1"),
+        (("compare",), "compare needs two runs"),
+        (("compare", "x"), "compare needs two runs"),
+        (("compare", "x", "x"), "x: given twice"),
+        (("compare", "x", "y"), "x: there is no such run"),
+        (("compare", "x", "y", "--steps", "3"), "--steps"),
+        (("sweep", "x", "y", "--models", "gpt"), "unexpected argument: 'y'"),
+        (("sweep", "python-docs"), "name at least one model"),
+        (("sweep", "python-docs", "--models", ","), "name at least one model"),
+        (("sweep", "python-docs", "--models", "gtp"), "gtp: no such model; did you mean 'gpt'?"),
+        (("sweep", "python-docs", "--models", "rnn,rnn"), "rnn is given twice"),
+        (("sweep", "python-docs", "--models", "rnn", "--model", "rnn"), "--model: a sweep trains those of --models"),
+        (("sweep", "python-docs", "--models", "bigram", "--size", "tiny"), "--size has no effect on any of bigram"),
+        (("sweep", "python-docs", "--models", "bigram", "--steps", "3"), "--steps has no effect on a model that is"),
+        (("sweep", "python-docs", "--models", "bigram", "--eval-context", "0"), "--eval-context 0: must be at least 1"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
     refused: Callable[..., str], elsewhere: Path, words: tuple[str, ...], why: str
 ) -> None:
-    assert why in refused("compare", *words)
+    assert why in refused(*words)
     assert not list(elsewhere.iterdir())
 
 

@@ -31,7 +31,7 @@ def test_speed_is_that_of_steps_and_leaves_out_evaluations_and_saves() -> None:
     # A tenth of a second a step; the evaluation takes 50 seconds and the save another ten.
     events = [stepped(1, 0.1), stepped(2, 0.2), evaluated(2, 2.0), Saved(2, Path()), stepped(3, 60.3), stepped(4, 60.4)]
     for event in events:
-        speed.see(event)
+        speed.update(event)
     assert speed.recent == pytest.approx(5120)
     assert speed.overall == pytest.approx(5120)
 
@@ -39,9 +39,9 @@ def test_speed_is_that_of_steps_and_leaves_out_evaluations_and_saves() -> None:
 def test_recent_speed_forgets_and_overall_speed_does_not() -> None:
     speed = Speed()
     for step in range(100):
-        speed.see(stepped(step, step * 1.0))
+        speed.update(stepped(step, step * 1.0))
     for step in range(100, 200):
-        speed.see(stepped(step, 99 + (step - 99) * 0.5))
+        speed.update(stepped(step, 99 + (step - 99) * 0.5))
     assert speed.recent == pytest.approx(1024)
     assert 512 < (speed.overall or 0) < 1024
 
@@ -53,7 +53,7 @@ def test_a_line_at_each_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     first, second = err.splitlines()
     # The mean of the last 50 losses; five seconds for fifty steps, fifty more to go.
-    assert first == " 50/100  loss 2.7450  validation 2.2500 best  5.12k tokens/s  0:05  left 0:05"
+    assert first == " 50/100  loss 2.7450  validation 2.2500 best  5.12k tokens/s  0:05  ETA 0:05"
     assert "validation 2.5000       5.12k tokens/s" in second
 
 
@@ -67,14 +67,14 @@ def test_labels_stand_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
     )
     lines = capsys.readouterr().err.splitlines()
     assert lines[2:] == [
-        "to beat:    1.5000 nats a token, n-gram with context",
-        "resumed:    from step 7",
-        "note:       step-9 is cut",
+        "baseline:         1.5000 nats a token, n-gram with context",
+        "resumed:          from step 7",
+        "note:             step-9 is cut",
     ]
     for line in lines:
         assert line[COLUMN - 1] == " "
         assert line[COLUMN] != " "
-    assert len(field("validation", "")) == COLUMN
+    assert len(field("initialized from", "")) == COLUMN
 
 
 def finished(step: int = 100, reason: str = "steps", clipped: int = 0, notes: list[str] | None = None) -> Finished:
@@ -89,7 +89,7 @@ def test_the_end_tells_of_clipping_patience_and_what_was_noticed_once(capsys: py
     assert "in 5 of 2,000 steps (0.2%)" in err
     assert "stopped at step 2,000: no better evaluation since step 2,000" in err
     assert err.count("cut") == 1
-    assert "note:       new" in err
+    assert "note:             new" in err
     assert "training 2.000" in err, "the curve has a legend"
 
 
@@ -119,14 +119,14 @@ def fitting(**more: Any) -> Any:
     return SimpleNamespace(task=FakeTask(), folder=SimpleNamespace(path=Path("runs/two words")), dry_run=False, **more)
 
 
-@pytest.mark.parametrize(("loss", "verdict"), [(1.2, "beats"), (1.5, "does not beat")])
+@pytest.mark.parametrize(("loss", "verdict"), [(1.2, "better"), (1.5, "worse")])
 def test_the_result(loss: float, verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
     display = Display()
     shown(display, Baseline("n-gram", 1.5, "nats a token"), Finished(5, "steps", 5, {"loss": loss}, 1.0))
     display.result(fitting(), {"loss": loss, "steps": 5, "reason": "steps"}, example=True)
     out = capsys.readouterr().out
     assert f"loss: {loss}\n" in out
-    assert f"\n{verdict} the simple method, n-gram (1.5000)\n" in out
+    assert f"\n{verdict} than the baseline, n-gram (1.5000)\n" in out
     assert "\nOnce upon a time\n" in out
     assert out.endswith("saved in 'runs/two words'; try: tokenloom generate 'runs/two words'\n")
 
@@ -134,7 +134,7 @@ def test_the_result(loss: float, verdict: str, capsys: pytest.CaptureFixture[str
 def test_the_result_of_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     Display().result(fitting(), {"steps": 1234, "reason": "interrupt"}, example=False)
     out = capsys.readouterr().out
-    assert out == "stopped and saved at step 1,234; go on with: tokenloom train --resume --out 'runs/two words'\n"
+    assert out == "stopped and saved at step 1,234; resume with: tokenloom train --resume --out 'runs/two words'\n"
 
 
 def test_long_lines_go_on_under_their_first_column_in_a_terminal(
@@ -144,7 +144,7 @@ def test_long_lines_go_on_under_their_first_column_in_a_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     display = Display()
     assert display.console.is_terminal
-    display.line(field("derived", "context 16, " * 12))
+    display.line(field("auto settings", "context 16, " * 12))
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err).splitlines()
     assert len(lines) > 2
     assert all(len(line) <= 60 for line in lines)

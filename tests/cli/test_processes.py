@@ -75,11 +75,11 @@ def test_ctrl_c_once_saves_and_says_how_to_go_on(
     process.send_signal(signal.SIGINT)
     printed, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopping after this step, and saving" in told
+    assert "saving and stopping after this step" in told
     assert "Traceback" not in told
     result = json.loads(printed.splitlines()[-1])
     assert result["reason"] == "interrupt"
-    hint = re.search(r"stopped and saved at step ([\d,]+); go on with: (.*)", printed)
+    hint = re.search(r"stopped and saved at step ([\d,]+); resume with: (.*)", printed)
     assert hint is not None
     step = int(hint[1].replace(",", ""))
     assert step == result["steps"] > 0
@@ -113,7 +113,7 @@ Trainer.step = step
     done = with_signals(twice_in_step_5, words, environment)
     assert done.returncode == 130
     assert done.stdout == ""
-    way_on = f"stopped at once; go on from step 4 with: tokenloom train --resume --out {out}"
+    way_on = f"stopped; resume from step 4 with: tokenloom train --resume --out {out}"
     assert done.stderr.strip().splitlines()[-1] == f"tokenloom: {way_on}"
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000004"]
 
@@ -126,17 +126,17 @@ TextGeneration.prepare = lambda self, data: os.kill(os.getpid(), signal.SIGINT)
     words = ["train", str(rhyme), *TINY, "--out", str(tmp_path / "run")]
     done = with_signals(while_reading, words, environment)
     assert done.returncode == 130
-    assert done.stderr == "tokenloom: stopped at once\n"
+    assert done.stderr == "tokenloom: stopped\n"
     assert not (tmp_path / "run").exists()
     out = str(tmp_path / "run")
     assert with_signals("", ["train", str(rhyme), *TINY, "--steps", "2", "--out", out], environment).returncode == 0
     done = with_signals(while_reading, ["train", "--resume", "--steps", "4", "--out", out], environment)
     assert done.returncode == 130
-    assert done.stderr == "tokenloom: stopped at once; the run is as it was before\n"
+    assert done.stderr == "tokenloom: stopped; the run is unchanged\n"
 
 
 @pytest.mark.parametrize(
-    "words", [["generate", "{run}", "--max-new-tokens", "3000"], ["info", "{run}"], ["data", "list"], ["models"]]
+    "words", [["generate", "{run}", "--max-new-tokens", "3000"], ["info", "{run}"], ["data", "list"], ["tasks"]]
 )
 def test_a_reader_that_goes_away_is_no_error(words: list[str], run: Path, environment: dict[str, str]) -> None:
     process = subprocess.Popen(
@@ -208,5 +208,5 @@ def test_a_terminal_gets_a_progress_bar(rhyme: Path, tmp_path: Path, environment
     assert process.stdout is not None
     assert b"\x1b" not in process.stdout.read()
     told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(pieces).decode())
-    assert re.search(r"━.*\d+/200 loss \d\.\d{4}.*tokens/s  left \d:\d\d", told)
+    assert re.search(r"━.*\d+/200 loss \d\.\d{4}.*tokens/s  ETA \d:\d\d", told)
     assert re.search(r" 20/200  loss \d", told)

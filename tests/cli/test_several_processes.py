@@ -15,7 +15,7 @@ from tiny_cli import SETTINGS, TINY
 from torch.distributed.run import get_args_parser
 
 import tokenloom
-from tokenloom.cli.train import COMMON
+from tokenloom.cli.train import TrainOptions
 from tokenloom.config import options
 from tokenloom.tasks.registry import find_task, task_names
 from tokenloom.training.settings import TrainingSettings
@@ -88,7 +88,7 @@ def test_ctrl_c_saves_and_a_single_process_goes_on(rhyme: Path, tmp_path: Path) 
         time.sleep(0.01)
     agent.send_signal(signal.SIGINT)
     _, told = agent.communicate(timeout=120)
-    assert told.count("stopping after this step, and saving") == 1
+    assert told.count("saving and stopping after this step") == 1
     step = max(int(path.name[5:]) for path in checkpoints.glob("step-*"))
     task = tokenloom.train(out=tmp_path / "stopped", resume=True, steps=step + 5)
     assert task.generate("One", max_new_tokens=3)
@@ -102,8 +102,8 @@ def test_one_process_is_told_how_to_be_several(rhyme: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("task", task_names())
 def test_torchrun_takes_none_of_our_options_for_its_own(task: str) -> None:
     """It knows its options by their beginnings too, also behind the module's name."""
-    names = [p.name for p in COMMON]
-    names += [option.name for cls in (find_task(task).Settings, TrainingSettings) for option in options(cls)]
+    classes = (TrainOptions, find_task(task).Settings, TrainingSettings)
+    names = [one.name for cls in classes for one in options(cls)]
     parser = get_args_parser()
     for name in names:
         words = [f"--{name.replace('_', '-')}", "1"]

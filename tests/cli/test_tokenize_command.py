@@ -27,7 +27,7 @@ def test_tokenize_then_train_then_measure(call: Call, folder: Path, tmp_path: Pa
     trained = call("train", out, *TINY, "--steps", "2", "--out", run, "--json")
     assert trained.code == 0
     assert "shards:" in trained.err
-    assert "to beat:" in trained.err
+    assert "baseline:" in trained.err
     assert trained.json["baseline"]["value"] > 0
     assert call("evaluate", run, "--json").json["targets"] == made.json["validation"]["tokens"] - 1
     assert call("data", "check", out).out == f"{out}: all 2 shards are as they were written\n"

@@ -135,7 +135,7 @@ def test_unseen_characters_are_named(refused: Refused, run: Path) -> None:
         (["--prompt", "half \ud83d of it"], ["--prompt", "U+D83D"]),
         (["--tempratur", "1"], ["--tempratur", "--temperature"]),
         (["--device", "cuda:77"], ["--device cuda:77"]),
-        (["more"], ["more", "too many"]),
+        (["more"], ["unexpected argument: 'more'"]),
     ],
     ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else None,
 )
@@ -227,7 +227,9 @@ def test_evaluate(call: Call, run: Path) -> None:
         lines[0] == f"loss:          {measured['loss']:.4f} ± {measured['interval']:.4f} nats a token (95 % interval)"
     )
     assert lines[-1] == f"measured on:   {int(measured['targets']):,} tokens, in separate windows of 16"
-    assert call("evaluate", run, "--batch", "3", "--json").json["loss"] == pytest.approx(measured["loss"], abs=1e-6)
+    assert call("evaluate", run, "--batch-size", "3", "--json").json["loss"] == pytest.approx(
+        measured["loss"], abs=1e-6
+    )
 
 
 def test_evaluate_on_other_data(call: Call, refused: Refused, run: Path, tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_evaluate_on_other_data(call: Call, refused: Refused, run: Path, tmp_pat
     other.write_bytes(b"")
     assert "empty" in refused("evaluate", run, "--data", other)
     assert "none.txt" in refused("evaluate", run, "--data", tmp_path / "none.txt")
-    assert "--batch 0" in refused("evaluate", run, "--batch", "0")
+    assert "--batch-size 0" in refused("evaluate", run, "--batch-size", "0")
 
 
 def test_evaluate_without_its_data_says_which(call: Call, refused: Refused, tmp_path: Path, rhyme: Path) -> None:
@@ -284,7 +286,7 @@ def test_score(call: Call, refused: Refused, run: Path) -> None:
     assert "--prompt" in refused("score", run, "--prompt", "☃", "--continuation", "One")
 
 
-# info and models
+# info and tasks
 
 
 def test_info_of_a_run(call: Call, run: Path) -> None:
@@ -319,12 +321,12 @@ def test_info_of_a_task_needs_no_data(call: Call, refused: Refused, elsewhere: P
     assert list(elsewhere.iterdir()) == []
 
 
-def test_models(call: Call) -> None:
-    out = call("models").out
+def test_tasks(call: Call) -> None:
+    out = call("tasks").out
     assert "text-generation: " in out
     assert "gpt  " in out
-    result = call("models", "--json").json
-    assert "generate" in result["text-generation"]["uses"]
+    result = call("tasks", "--json").json
+    assert "generate" in result["text-generation"]["actions"]
 
 
 # Words that are no commands.
@@ -340,17 +342,20 @@ def test_version(call: Call) -> None:
     assert call("--version").out == f"{tokenloom.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["generate", "score", "predict", "evaluate", "info", "models", "data", "train"])
+@pytest.mark.parametrize("command", ["generate", "score", "predict", "evaluate", "info", "tasks", "data", "train"])
 def test_every_command_has_help(command: str, call: Call) -> None:
     answer = call(command, "--help")
     assert answer.code == 0
     assert answer.out.startswith(f"Usage: tokenloom {command}")
 
 
-def test_help_lists_every_use_that_a_task_has(call: Call) -> None:
+def test_help_lists_every_action_that_a_task_has(call: Call) -> None:
     from tokenloom.tasks.registry import find_task, task_names
 
     text = call("--help").out
     for name in task_names():
-        for verb in find_task(name).uses:
-            assert f"│ {verb} " in text, f"{verb} of {name}"
+        for action in find_task(name).uses:
+            if action.startswith("inspect "):
+                assert action.removeprefix("inspect ") in text, f"{action} of {name}"
+            else:
+                assert f"│ {action} " in text, f"{action} of {name}"

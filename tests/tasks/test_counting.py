@@ -120,7 +120,7 @@ def test_the_command_line_tells_what_was_counted(sums: str, tmp_path: Path, caps
     assert main(["train", sums, "--task", COUNTED, "--out", str(out), "--json"]) == 0
     printed = capsys.readouterr()
     assert "model:      20 numbers (160 B), counted in" in printed.err
-    assert "derived:    digits 10" in printed.err
+    assert "auto settings:    digits 10" in printed.err
     assert "steps" not in printed.err
     result = json.loads(printed.out.splitlines()[-1])
     assert result["reason"] == "counted"

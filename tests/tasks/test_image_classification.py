@@ -113,7 +113,7 @@ def test_augmentation_is_of_training_alone_and_keyed_by_sample(run: tuple[Path, 
 def test_looking_is_drawn(run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = next((run[1] / "lying").iterdir())
     out = tmp_path / "look.png"
-    assert main(["look", str(run[0]), str(file), "--out", str(out), "--json"]) == 0
+    assert main(["inspect", str(run[0]), "attention", str(file), "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert out.stat().st_size > 5000
     assert set(found["maps"]) == {"layer 1, all heads", "rollout", "head 1", "head 2"}
@@ -125,7 +125,7 @@ def test_looking_is_drawn(run: tuple[Path, Path], tmp_path: Path, capsys: pytest
     # One layer: half of the mean attention, the other half being the residual connection.
     np.testing.assert_allclose(found["maps"]["rollout"], heads.mean(0) / 2, atol=1e-6)
     for words, message in ((["--layer", "2"], "layers 1 to 1"), ([], "nothing to look at")):
-        assert main(["look", str(run[0]), *([str(file)] if words else []), *words]) == 2
+        assert main(["inspect", str(run[0]), "attention", *([str(file)] if words else []), *words]) == 2
         assert message in capsys.readouterr().err
 
 
@@ -168,9 +168,9 @@ def test_the_simple_method_learns() -> None:
 def test_without_the_simple_method_the_report_says_so(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "find_spec", lambda name: None)
     lines = ImageClassification().prepare(str(run[1])).lines
-    assert ["tokenloom[digits]" in line for line in lines if line.startswith("to beat")] == [True]
+    assert ["tokenloom[digits]" in line for line in lines if line.startswith("baseline")] == [True]
     monkeypatch.undo()
-    assert not any(line.startswith("to beat") for line in ImageClassification().prepare(str(run[1])).lines)
+    assert not any(line.startswith("baseline") for line in ImageClassification().prepare(str(run[1])).lines)
 
 
 def test_large_pictures_are_averaged_for_the_simple_method() -> None:

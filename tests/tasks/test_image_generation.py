@@ -94,11 +94,11 @@ def test_encoding_says_how_far_it_is(
     words = ["train", str(runs / "bars"), "--task", "image-generation", "--tokens", str(runs / "codes-codes")]
     words += ["--copies", "2", "--threads", "1", "--steps", "1", "--width", "16", "--depth", "1", "--heads", "2"]
     assert main([*words, "--dry-run"]) == 0
-    assert "so far:     10 of 40 pictures encoded" in capsys.readouterr().err
+    assert "progress:         10 of 40 pictures encoded" in capsys.readouterr().err
     assert main([*words, "--out", str(tmp_path / "r"), "--quiet"]) == 0
     assert "so far" not in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "r"), "--data", str(runs / "bars")]) == 0
-    assert "so far: 10 of 24 pictures encoded" in capsys.readouterr().err
+    assert "progress: 10 of 24 pictures encoded" in capsys.readouterr().err
 
 
 def test_stopping_in_a_stage_stops_it_all(runs: Path, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
     made = tokenize(path, tmp_path / "w", TokenizationRequest("word", 5, shard=2000), workers=1, extra=baseline_kept)
     events = list(tokenloom.fit(str(made.folder), **TINY))
     assert not any(isinstance(event, Baseline) for event in events)
-    assert "unknown words" in events[0].report["extra"]["to beat"]  # type: ignore[union-attr]
+    assert "unknown words" in events[0].report["extra"]["baseline"]  # type: ignore[union-attr]
 
 
 def test_the_line_to_beat_is_counted_on_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_the_task_is_guessed_and_its_run_says_what_it_is(call: Call, table: Path
     assert code == 0
     assert "task:       translation (the data look like pairs" in err
     assert "58 pairs train, 6 validate" in err
-    assert "to beat:" in err
+    assert "baseline:" in err
     assert "of the targets exactly" in err
     assert "tokens right:" in out
     assert " → " in out

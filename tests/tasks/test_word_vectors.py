@@ -95,10 +95,10 @@ def test_the_vectors_go_to_gensim_unchanged(run: Path, tmp_path: Path, capsys: p
 
 
 def test_neighbors_and_analogies_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["neighbors", str(run), "sail", "oven", "--top", "2", "--json"]) == 0
+    assert main(["inspect", str(run), "neighbors", "sail", "oven", "--top", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["neighbors"]
     assert {word: len(near) for word, near in found.items()} == {"sail": 2, "oven": 2}
-    assert main(["analogy", str(run), "sail", "mast", "oven"]) == 0
+    assert main(["inspect", str(run), "analogy", "sail", "mast", "oven"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("sail − mast + oven\n")
     assert len(printed.out.splitlines()) == 6
@@ -108,13 +108,13 @@ def test_neighbors_and_analogies_on_the_command_line(run: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["neighbors", "RUN", "harbor"], "'harbor' is not among the 15 words that this run knows; did you mean 'harb"),
-        (["neighbors", "RUN", "a b"], "'a b' is 2 words here (a, b)"),
-        (["neighbors", "RUN"], "no word to find the neighbors of"),
-        (["neighbors", "RUN", "sail", "--top", "0"], "--top 0: must be at least 1"),
-        (["analogy", "RUN", "sail", "mast"], "an analogy takes three words"),
-        (["map", "RUN"], "--out: say where to write the picture"),
-        (["map", "RUN", "--out", "m.png", "--count", "2"], "--count 2"),
+        (["inspect", "RUN", "neighbors", "harbor"], "'harbor' is not among the 15 words that this run knows; did you mean 'harb"),
+        (["inspect", "RUN", "neighbors", "a b"], "'a b' is 2 words here (a, b)"),
+        (["inspect", "RUN", "neighbors"], "no word to find the neighbors of"),
+        (["inspect", "RUN", "neighbors", "sail", "--top", "0"], "--top 0: must be at least 1"),
+        (["inspect", "RUN", "analogy", "sail", "mast"], "an analogy takes three words"),
+        (["inspect", "RUN", "embeddings"], "--out: say where to write the plot"),
+        (["inspect", "RUN", "embeddings", "--out", "m.png", "--count", "2"], "--count 2"),
         (["export", "RUN", "--out", "no/such/folder/v.txt"], "cannot be written"),
         (["generate", "RUN"], "a word-vectors run cannot generate"),
     ],
@@ -130,9 +130,9 @@ def test_a_map_is_drawn(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for look in ([], ["--dark"]):
         out = tmp_path / f"map{len(look)}.png"
-        assert main(["map", str(run), "--out", str(out), *look]) == 0
+        assert main(["inspect", str(run), "embeddings", "--out", str(out), *look]) == 0
         assert out.read_bytes().startswith(b"\x89PNG")
-    assert main(["map", str(run), "sail", "oven", "the", "--out", str(tmp_path / "some.png")]) == 0
+    assert main(["inspect", str(run), "embeddings", "sail", "oven", "the", "--out", str(tmp_path / "some.png")]) == 0
 
 
 def test_the_plane_is_that_of_the_largest_spread() -> None:

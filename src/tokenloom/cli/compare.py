@@ -1,31 +1,65 @@
-"""`tokenloom compare`: trained runs in pairs, or the kinds of language models on one text."""
+"""`tokenloom compare`: trained runs in pairs. `tokenloom sweep`: several models trained on one text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenloom.cli.output import duration, print_json, quantity
+from tokenloom.cli.output import OutputOptions, RunOptions, duration, print_json, quantity
+from tokenloom.config import build, option
 from tokenloom.errors import UserError
+from tokenloom.plotting.tables import plain_table
 from tokenloom.utils.progress import reporting_progress
 
 
-def compare_runs(runs: Sequence[str], context: str | None, *, device: str, as_json: bool) -> None:
+@dataclass(frozen=True)
+class CompareOptions(RunOptions):
+    """The options of `compare`."""
+
+    runs: list[str] = option([], "run folders", positional=True)
+    context: str | None = option(
+        None, "text: sliding, or N for separate windows of N tokens [default: of the training]"
+    )
+
+
+@dataclass(frozen=True)
+class SweepOptions(OutputOptions):
+    """The options of `sweep` beside those of the task and of training."""
+
+    models: str = option("", "language models to train, such as unigram,bigram,ngram,rnn,lstm,gpt")
+    eval_context: int = option(64, "tokens of the separate windows shown beside sliding context", low=1)
+    out: str | None = option(None, "folder of the runs [default: runs/sweep-DATA]")
+    overwrite: bool = option(False, "replace existing runs")
+
+
+def compare_classes() -> list[type]:
+    """Return the settings classes of `compare`."""
+    return [CompareOptions]
+
+
+def sweep_classes() -> list[type]:
+    """Return the settings classes of `sweep`."""
+    from tokenloom.tasks.text_generation import TextGeneration
+    from tokenloom.training.settings import TrainingSettings
+
+    return [SweepOptions, TextGeneration.Settings, TrainingSettings]
+
+
+def compare_runs(given: dict[str, Any]) -> None:
     """`tokenloom compare RUN RUN …`."""
-    from tokenloom.cli.use import one_thread
+    from tokenloom.cli.use import use_one_thread
     from tokenloom.evaluation.comparison import compare
-    from tokenloom.plotting.tables import plain_table
     from tokenloom.runs.folder import load
 
-    if len(runs) < 2:
-        raise UserError("compare needs two runs; or data and --models gpt,lstm,ngram")
-    if doubled := next((run for run in runs if runs.count(run) > 1), None):
-        raise UserError(f"{doubled}: stands there twice; a run does not differ from itself")
-    one_thread()
-    pairs = compare([(run, load(run, device=device)) for run in runs], context)
-    if as_json:
+    own = build(CompareOptions, given)
+    if len(own.runs) < 2:
+        raise UserError("compare needs two runs (tokenloom sweep DATA --models gpt,lstm,ngram trains them)")
+    if repeated := next((run for run in own.runs if own.runs.count(run) > 1), None):
+        raise UserError(f"{repeated}: given twice; a run does not differ from itself")
+    use_one_thread()
+    pairs = compare([(run, load(run, device=own.device)) for run in own.runs], own.context)
+    if own.json:
         print_json({"pairs": [asdict(pair) for pair in pairs]})
         return
     header = ["A", "B", f"A, {pairs[0].unit}", "B", "A − B", "95 % interval", "A better in"]
@@ -33,44 +67,36 @@ def compare_runs(runs: Sequence[str], context: str | None, *, device: str, as_js
         [p.a, p.b, p.value_a, p.value_b, p.difference, f"{p.low:+.4f} … {p.high:+.4f}", f"{p.wins:.1%}"] for p in pairs
     ]
     print(plain_table(rows, header))
-    print(f"on {pairs[0].samples:,} samples of the validation part, resampled in pairs; the lower is the better")
+    print(f"paired bootstrap over {pairs[0].samples:,} validation examples; lower is better")
 
 
-def compare_models(
-    data: str,
-    models: str,
-    folder: str,
-    settings: dict[str, Any],
-    training: dict[str, Any],
-    *,
-    context: str | None,
-    overwrite: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """`tokenloom compare DATA --models …`."""
+def sweep_models(data: str, given: dict[str, Any]) -> None:
+    """`tokenloom sweep DATA --models …`."""
     from tokenloom.cli.display import Display, field
-    from tokenloom.evaluation.perplexity import checked_window
-    from tokenloom.plotting.tables import plain_table
-    from tokenloom.tasks import _model_comparison as ladder
+    from tokenloom.runs.sweep import ModelComparison, sweep_sessions, train_and_evaluate, write_sweep
 
-    place, window = Path(folder), ladder.WINDOW if context is None else checked_window(context, None)
-    if window is None:
-        raise UserError("--context running is shown anyway: give the length of the separate windows beside it")
-    rungs: list[ladder.ModelComparison] = []
-    names = [name.strip() for name in models.split(",") if name.strip()]
+    own = build(SweepOptions, given)
+    names = [name.strip() for name in own.models.split(",") if name.strip()]
     if not names:
         raise UserError("--models: name at least one model, such as gpt,lstm,ngram")
-    for model, fitting in ladder.trainings(data, names, place, settings, training, overwrite):
-        with Display(quiet=quiet) as display, reporting_progress(display.progress_line):
-            display.line(field("compare", f"{model}, {len(rungs) + 1} of {len(names)}"))
-            rungs.append(ladder.climb(model, fitting, window, display.show))
-    result = ladder.write(place, data, rungs)
-    if as_json:
-        print_json({**result, "out": str(place)})
+    if "model" in given:
+        raise UserError("--model: a sweep trains those of --models")
+    folder = Path(own.out or f"runs/sweep-{Path(data).stem}")
+    settings = {name: value for name, value in given.items() if name not in SweepOptions.__dataclass_fields__}
+    results: list[ModelComparison] = []
+    for model, session in sweep_sessions(data, names, folder, settings, own.overwrite):
+        with Display(quiet=own.quiet) as display, reporting_progress(display.progress_line):
+            display.line(field("sweep", f"{model}, {len(results) + 1} of {len(names)}"))
+            results.append(train_and_evaluate(model, session, own.eval_context, display.show))
+    result = write_sweep(folder, data, results)
+    if own.json:
+        print_json({**result, "out": str(folder)})
         return
-    header = ["model", "bits per byte, running context", f"windows of {window}", "training", "stored numbers"]
-    rows = [[r.model, r.running, r.windows, duration(r.seconds), quantity(r.numbers)] for r in rungs]
+    header = ["model", "bits/byte, sliding", f"windows of {own.eval_context}", "training", "saved numbers"]
+    rows = [
+        [r.model, r.bits_per_byte_sliding, r.bits_per_byte_windows, duration(r.seconds), quantity(r.saved_numbers)]
+        for r in results
+    ]
     print(plain_table(rows, header))
-    best = min(rungs, key=lambda rung: rung.running)
-    print(f"best with running context: {best.model}; the runs, compare.json and compare.png are in {place}")
+    best = min(results, key=lambda one: one.bits_per_byte_sliding)
+    print(f"best with sliding context: {best.model}; runs, sweep.json and sweep.png: {folder}")

@@ -196,3 +196,6 @@ def _bar(what: str, size: int) -> Iterator[Any]:
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=size)
         yield lambda done: bar.advance(task, done)
+
+
+COMMANDS = (list_all, get, add, check, tokenize)

@@ -1,11 +1,11 @@
-"""What a training shows while it runs: the report, the plan, a progress line, the curve.
+"""Progress of a training: the data report, the plan, a progress bar, the loss curve, the result.
 
-Everything goes to standard error but the result at the end. In a terminal there is a progress bar; elsewhere, plain
-lines at each evaluation.
+Everything but the result goes to standard error. A terminal gets a progress bar; a file, a line per evaluation.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import textwrap
@@ -37,22 +37,24 @@ if TYPE_CHECKING:
     from tokenloom.planning.estimate import Plan
     from tokenloom.runs.session import TrainingSession
 
-# Labels stand in a column of this width, as those of the data report do.
-COLUMN = 12
+# Width of the column of labels.
+COLUMN = 18
+LABELED = re.compile(r"([a-z][\w –-]*): +(.*)")
+# Steps over which speed and training loss are averaged.
 RECENT = 50
 
 
 def field(label: str, text: str) -> str:
-    """`label:      text`."""
+    """Return `label:            text`."""
     return f"{label + ':':<{COLUMN}}{text}"
 
 
-def _listed(derived: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in derived.items())
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {plain(value)}" for name, value in values.items())
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The plan before training, line by line."""
+    """Return the lines that describe a training before it starts."""
     t, m = plan.settings, plan.memory
     parts = {"weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations}
     memory = ", ".join(f"{what} {quantity(size, 'B')}" for what, size in parts.items())
@@ -60,8 +62,8 @@ def plan_lines(plan: Plan) -> list[str]:
     native = f"{words}, " if plan.device == "cpu" and (words := loader.summary()) else ""
     epochs = plan.steps / max(1, plan.steps_per_epoch)
     return [
-        field("model", f"{plan.parameters:,} parameters, {quantity(plan.flops_per_token)} FLOPs to train a token"),
-        field("derived", _listed(plan.derived)),
+        field("model", f"{plan.parameters:,} parameters, {quantity(plan.flops_per_token)} FLOPs/token (training)"),
+        field("auto settings", _listed(plan.derived)),
         field("memory", f"{quantity(m.total, 'B')} ({memory})"),
         field(
             "machine",
@@ -77,50 +79,50 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 class Speed:
-    """Targets a second. A step that follows an evaluation or a save is left out, since they take time of their own."""
+    """Targets per second. A step after an evaluation or a save is left out: its time includes theirs."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._targets, self._seconds = 0, 0.0
-        self._before: StepFinished | None = None
+        self._previous: StepFinished | None = None
 
-    def see(self, event: Event) -> None:
-        """Take note of what happened."""
+    def update(self, event: Event) -> None:
+        """Count a step."""
         if not isinstance(event, StepFinished):
-            self._before = None
+            self._previous = None
             return
-        if self._before is not None:
-            took = event.seconds - self._before.seconds
+        if self._previous is not None:
+            took = event.seconds - self._previous.seconds
             self._recent.append((event.targets, took))
             self._targets, self._seconds = self._targets + event.targets, self._seconds + took
-        self._before = event
+        self._previous = event
 
     @property
     def recent(self) -> float | None:
-        """Over the last steps; None before there are two in a row."""
+        """Return the speed over the last steps; None before two consecutive steps."""
         seconds = sum(took for _, took in self._recent)
         return sum(targets for targets, _ in self._recent) / seconds if seconds else None
 
     @property
     def overall(self) -> float | None:
-        """Over the whole training; None before there are two steps in a row."""
+        """Return the speed over the whole training; None before two consecutive steps."""
         return self._targets / self._seconds if self._seconds else None
 
 
 class Display:
-    """Shows the events of one training."""
+    """Display of the events of one training, and of the trainings that it needs first."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         from rich.console import Console
 
         self.quiet = quiet
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._told: list[str] = []
+        self._notes: list[str] = []
         self._progress: Progress | None = None
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Know nothing of any training yet."""
+    def _reset(self) -> None:
+        """Start the display of another training."""
         self.speed = Speed()
         self.saved: Saved | None = None
         self._plan: Plan | None = None
@@ -141,7 +143,7 @@ class Display:
         self._close()
 
     def line(self, text: str) -> None:
-        """One line on standard error; in a terminal, long ones go on under their first column."""
+        """Print a line to standard error; a terminal wraps it behind the label."""
         if self.quiet:
             return
         if self.console.is_terminal and len(text) > self.console.width and "\n" not in text:
@@ -150,31 +152,32 @@ class Display:
         try:
             self.console.print(text, markup=False)
         except OSError:
-            # Whoever read our reports has gone; the training is worth more than they are.
+            # The reader of standard error has closed it: train on without reports.
             self.quiet = True
 
     def progress_line(self, text: str) -> None:
-        """How far long work is that is no training."""
-        self.line(field("so far", text))
+        """Show the progress of work other than training steps."""
+        self.line(field("progress", text))
 
     def note(self, text: str) -> None:
-        """A line of what else there is to say, once."""
-        if text not in self._told:
-            self._told.append(text)
+        """Print a note, once."""
+        if text not in self._notes:
+            self._notes.append(text)
             self.line(field("note", text))
 
     def show(self, event: Event) -> None:
-        """Show what happened."""
-        self.speed.see(event)
+        """Show an event."""
+        self.speed.update(event)
         match event:
             case Prepared():
                 for text in event.lines:
-                    self.line(text)
+                    labeled = LABELED.fullmatch(text)
+                    self.line(field(*labeled.groups()) if labeled else text)
             case PrerequisiteEvent():
-                self._staged(event)
+                self._prerequisite(event)
             case InitializedFrom():
-                fresh = f"; fresh: {', '.join(event.fresh)}" if event.fresh else ""
-                self.line(field("starts", f"from {event.run}, with {event.taken} tensors of it{fresh}"))
+                fresh = f"; newly initialized: {', '.join(event.fresh)}" if event.fresh else ""
+                self.line(field("initialized from", f"{event.run}: {event.taken} tensors{fresh}"))
             case Planned():
                 self._plan = event.plan
                 for text in plan_lines(event.plan):
@@ -183,13 +186,13 @@ class Display:
                 self._counted(event)
             case Baseline():
                 self._baseline = event
-                self.line(field("to beat", f"{event.value:.4f} {event.unit}, {event.name} {event.note}".rstrip()))
+                self.line(field("baseline", f"{event.value:.4f} {event.unit}, {event.name} {event.note}".rstrip()))
             case Resumed():
                 self.line(field("resumed", f"from step {event.step:,}"))
                 for text in event.damaged:
                     self.note(text)
             case StepFinished():
-                self._stepped(event)
+                self._step_finished(event)
             case Evaluated():
                 self._evaluated(event)
             case Saved():
@@ -199,20 +202,20 @@ class Display:
             case _:
                 pass
 
-    def _staged(self, event: PrerequisiteEvent) -> None:
-        """A stage begins, or is over: what was told of the training before it does not belong to the next one."""
+    def _prerequisite(self, event: PrerequisiteEvent) -> None:
+        """Show that a prerequisite training starts or ends."""
         self._close()
-        kept = f", kept in {event.out}" if event.out is not None else ""
-        self.line(field("stage", f"{event.name} {'is done' if event.over else f'first: {event.task}'}{kept}"))
-        self._forget()
+        out = f", in {event.out}" if event.out is not None else ""
+        self.line(field("prerequisite", f"{event.name} {'finished' if event.over else f'starts: {event.task}'}{out}"))
+        self._reset()
 
     def _counted(self, event: Counted) -> None:
         numbers, size = f"{event.numbers:,} numbers", quantity(event.size, "B")
         self.line(field("model", f"{numbers} ({size}), counted in {event.seconds:.1f} s"))
         if event.derived:
-            self.line(field("derived", _listed(event.derived)))
+            self.line(field("auto settings", _listed(event.derived)))
 
-    def _stepped(self, event: StepFinished) -> None:
+    def _step_finished(self, event: StepFinished) -> None:
         self._first, self._last = self._first or event, event
         self._losses.append(event.loss)
         self._training_curve.append((event.step, event.loss))
@@ -221,7 +224,7 @@ class Display:
         if self._progress is None:
             self._open(event)
         assert self._progress is not None
-        text = f"loss {self._mean():.4f}{self._validation}  {self._rate()}  left {self._left()}"
+        text = f"loss {self._mean():.4f}{self._validation}  {self._rate()}  ETA {self._eta()}"
         self._progress.update(self._bar, completed=event.step, description=text)
 
     def _mean(self) -> float:
@@ -231,8 +234,8 @@ class Display:
         planned, things = (0.0, "tokens") if self._plan is None else (self._plan.tokens_per_second, self._plan.things)
         return f"{quantity(self.speed.recent or planned)} {things}/s"
 
-    def _left(self) -> str:
-        """Time to the end, evaluations included, as the time so far suggests."""
+    def _eta(self) -> str:
+        """Return the estimated time to the end, evaluations included."""
         first, last = self._first, self._last
         assert first is not None
         assert last is not None
@@ -265,7 +268,7 @@ class Display:
         total = self._last.steps
         self.line(
             f"{event.step:>{len(str(total))}}/{total}  loss {self._mean():.4f}  validation {loss:.4f}"
-            f"{' best' if event.best else '     '}  {self._rate()}  {duration(event.seconds)}  left {self._left()}"
+            f"{' best' if event.best else '     '}  {self._rate()}  {duration(event.seconds)}  ETA {self._eta()}"
         )
 
     def _finished(self, event: Finished) -> None:
@@ -274,7 +277,7 @@ class Display:
         for text in event.notes:
             self.note(text)
         if self._last is None and event.reason != "counted":
-            self.line(f"nothing left to train: {event.step:,} steps are done already (--steps trains longer)")
+            self.line(f"nothing left to train: {event.step:,} steps are done (--steps trains longer)")
         if len(self._training_curve) > 2 and not self.quiet:
             self._draw()
         if event.reason == "patience":
@@ -284,24 +287,24 @@ class Display:
         self._overfitted(event)
         if event.clipped:
             share = event.clipped / max(1, event.step)
-            self.line(f"the gradient was clipped in {event.clipped:,} of {event.step:,} steps ({share:.1%})")
+            self.line(f"gradients were clipped in {event.clipped:,} of {event.step:,} steps ({share:.1%})")
 
     def _overfitted(self, event: Finished) -> None:
-        """Say so when the best evaluation lies well back, and things got worse since."""
+        """Warn when the validation loss has risen since an early best evaluation."""
         if not self._validation_curve or event.best_step > 0.75 * event.step:
             return
         last, best = self._validation_curve[-1][1], event.best["loss"]
         if last > 1.01 * best:
             self.line(
-                f"validation was best at step {event.best_step:,} ({best:.4f}) and rose to {last:.4f}: from there the"
-                " training data were learned by heart; fewer steps, a smaller size or dropout would do as well"
+                f"overfitting: validation loss was best at step {event.best_step:,} ({best:.4f}) and rose to"
+                f" {last:.4f}; fewer steps, a smaller size or dropout may do as well"
             )
 
     def _draw(self) -> None:
         from tokenloom.plotting.terminal import terminal_curve
 
-        beside = self._baseline if self._baseline is not None and self._baseline.metric == "loss" else None
-        baseline = None if beside is None else (beside.name, beside.value)
+        found = self._baseline
+        baseline = (found.name, found.value) if found is not None and found.metric == "loss" else None
         series: dict[str, Sequence[tuple[float, float]]] = {
             "training": self._training_curve,
             "validation": self._validation_curve,
@@ -309,28 +312,29 @@ class Display:
         ascii_only = "utf" not in (sys.stderr.encoding or "").lower()
         self.line(terminal_curve(series, min(100, self.console.width), 16, baseline=baseline, ascii_only=ascii_only))
 
-    def result(self, fitting: TrainingSession, result: dict[str, Any], *, example: bool) -> None:
-        """The last lines, on standard output: what came out, what it makes, and what to do next."""
+    def result(self, session: TrainingSession, result: dict[str, Any], *, example: bool) -> None:
+        """Print the result to standard output: metrics, an example, and the next command."""
         from tokenloom.config import options
 
         if self.quiet:
             return
-        if fitting.dry_run:
-            print("a dry run: nothing was " + ("kept" if fitting.task.counted else "trained"))
+        if session.dry_run:
+            print("dry run: nothing was " + ("saved" if session.task.counted else "trained"))
             return
         if "loss" in result:
-            print("\n".join(fitting.task.metric_lines(self._best)))
+            print("\n".join(session.task.metric_lines(self._best)))
             if self._baseline is not None and (better := self._baseline.beaten(result)) is not None:
-                verdict = "beats" if better else "does not beat"
-                print(f"{verdict} the simple method, {self._baseline.name} ({self._baseline.value:.4f})")
-        if example and (text := fitting.task.example()):
-            print(f"{'-' * 20} an example of what it makes {'-' * 20}\n{text.strip()}\n{'-' * 68}")
-        if fitting.folder is None:
+                verdict = "better" if better else "worse"
+                print(f"{verdict} than the baseline, {self._baseline.name} ({self._baseline.value:.4f})")
+        if example and (text := session.task.example()):
+            print(f"{'-' * 29} example {'-' * 30}\n{text.strip()}\n{'-' * 68}")
+        if session.folder is None:
             return
-        where = shlex.quote(str(fitting.folder.path))
+        where = shlex.quote(str(session.folder.path))
         if result.get("reason") == "interrupt":
-            print(f"stopped and saved at step {result['steps']:,}; go on with: tokenloom train --resume --out {where}")
+            print(f"stopped and saved at step {result['steps']:,}; resume with: tokenloom train --resume --out {where}")
             return
-        verb, uses = next(iter(fitting.task.uses.items()), ("evaluate", None))
-        inputs = [] if uses is None else [option.name.upper() for option in options(uses) if option.positional]
-        print(f"saved in {where}; try: {' '.join(['tokenloom', verb, where, *inputs])}")
+        action, cls = next(iter(session.task.uses.items()), ("evaluate", None))
+        command, *words = action.split()
+        words += [] if cls is None else [one.name.upper() for one in options(cls) if one.positional]
+        print(f"saved in {where}; try: {' '.join(['tokenloom', command, where, *words])}")

@@ -1,19 +1,40 @@
-"""What a run, or a task, is."""
+"""`tokenloom info` and `tokenloom tasks`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from tokenloom.cli.output import plain, print_json, quantity
+from tokenloom.cli.output import JsonOptions, plain, print_json, quantity
+from tokenloom.cli.parameters import peek
+from tokenloom.config import build
+from tokenloom.errors import UserError
 
 COLUMN = 24
 
 
-def show_info(name: str, given: dict[str, Any], *, as_json: bool) -> None:
+def option_classes(rest: list[str]) -> list[type]:
+    """Return the settings classes of `info NAME`: with those of the task, unless the name is that of a run folder.
+
+    Raise UserError for a name that is neither.
+    """
+    from tokenloom.tasks.registry import all_tasks, find_task
+
+    words = peek(rest, [JsonOptions, *(task.Settings for task in all_tasks())])["arguments"] if rest else []
+    if not words or (Path(words[0]) / "config.json").is_file():
+        return [JsonOptions]
+    name = words[0]
+    if Path(name).exists() and ":" not in name:
+        raise UserError(f"{name}: not a run (it has no config.json)")
+    if Path(name).parent != Path() and not name.rpartition(":")[0].endswith(".py"):
+        raise UserError(f"{name}: there is no such run")
+    return [JsonOptions, find_task(name).Settings]
+
+
+def show_info(name: str, given: dict[str, Any]) -> None:
     """`tokenloom info RUN`, or `tokenloom info TASK --size …` without data."""
     result = _run_info(name) if (Path(name) / "config.json").is_file() else _task_info(name, given)
-    if as_json:
+    if build(JsonOptions, given).json:
         print_json(result)
         return
     of = result.pop("of_steps", None)
@@ -24,14 +45,14 @@ def show_info(name: str, given: dict[str, Any], *, as_json: bool) -> None:
                 if shown is not None:
                     print(f"  {_label(inner, COLUMN - 2)}{plain(shown)}")
         else:
-            print(_label(key, COLUMN) + _measured(key, value) + (f" of {plain(of)}" if key == "steps" else ""))
+            print(_label(key, COLUMN) + _with_unit(key, value) + (f" of {plain(of)}" if key == "steps" else ""))
 
 
 def _label(key: str, width: int) -> str:
     return f"{key.replace('_', ' ') + ':':<{width}}"
 
 
-def _measured(key: str, value: Any) -> str:
+def _with_unit(key: str, value: Any) -> str:
     if key.endswith("_bytes"):
         return quantity(value, "B")
     return quantity(value) if key == "flops_per_token" else plain(value)
@@ -46,9 +67,9 @@ def _run_info(run: str) -> dict[str, Any]:
     config = folder.read_config()
     task = load(run)
     rows = folder.read_metrics()
-    measured = [row for row in rows if "validation_loss" in row]
-    best = min(measured, key=lambda row: row["validation_loss"], default={})
-    sizes = {"numbers": count_saved_numbers(task.model)}
+    evaluated = [row for row in rows if "validation_loss" in row]
+    best = min(evaluated, key=lambda row: row["validation_loss"], default={})
+    sizes = {"saved_numbers": count_saved_numbers(task.model)}
     if not task.counted:
         sizes = {
             "parameters": count_parameters(task.model),
@@ -70,7 +91,6 @@ def _run_info(run: str) -> dict[str, Any]:
 
 
 def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    from tokenloom.config import build
     from tokenloom.nn.modules import count_parameters
     from tokenloom.planning.estimate import flops_per_token
     from tokenloom.tasks.registry import find_task
@@ -90,16 +110,16 @@ def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def show_models(*, as_json: bool) -> None:
-    """`tokenloom models`."""
-    from tokenloom.tasks.registry import find_task, task_names
+def show_tasks(given: dict[str, Any]) -> None:
+    """`tokenloom tasks`."""
+    from tokenloom.tasks.registry import all_tasks
 
-    tasks = [find_task(name) for name in task_names()]
-    if as_json:
-        print_json({t.name: {"summary": t.summary, "models": dict(t.models), "uses": list(t.uses)} for t in tasks})
+    tasks = all_tasks()
+    if build(JsonOptions, given).json:
+        print_json({t.name: {"summary": t.summary, "models": dict(t.models), "actions": list(t.uses)} for t in tasks})
         return
     for task in tasks:
         print(f"{task.name}: {task.summary}")
-        wide = max(map(len, task.models), default=0)
+        width = max(map(len, task.models), default=0)
         for model, what in task.models.items():
-            print(f"  {model:<{wide}}  {what}")
+            print(f"  {model:<{width}}  {what}")

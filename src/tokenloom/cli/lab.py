@@ -172,3 +172,6 @@ class View:
         """Leave a clean line."""
         if self.terminal and not self.quiet:
             print(" " * 100, end="\r", file=sys.stderr)
+
+
+COMMANDS = (list_all, run, report, new)

@@ -1,90 +1,184 @@
-"""The command line. Each command parses, calls the library, and prints; nothing heavy is imported before it is used."""
+"""The command line: each command parses, calls the library and prints. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError, UnusedCliTokensError
 
-from tokenloom.cli.output import DATA, DEVICE, JSON, QUIET, RUN, STDIN, leads, whole_number
+from tokenloom.cli.output import STDIN, is_main_process
+from tokenloom.cli.parameters import with_options
 from tokenloom.errors import UserError
 from tokenloom.version import VERSION
 
-OTHER_DATA = Annotated[str | None, Parameter(help="measure on all of these data instead")]
-NAMES = Annotated[str, Parameter(help="run folders; with --models, a text to train on")]
-MODELS = Annotated[str | None, Parameter(help="language models to train, such as unigram,bigram,ngram,rnn,lstm,gpt")]
-CONTEXT = Annotated[
-    str | None,
-    Parameter(help="of text: running, or N for separate windows of N tokens, which --models shows beside running"),
+DATA = Annotated[
+    str | None, Parameter(help="a file, a folder, - for standard input, or a built-in data set (tokenloom data list)")
 ]
-COMPARED = Annotated[str | None, Parameter(help="folder of the runs that --models trains [default: runs/compare-DATA]")]
-STEPS = Annotated[int | None, Parameter(converter=whole_number, help="train each for so many steps")]
-BATCH = Annotated[int, Parameter(converter=whole_number, help="samples at a time; makes no difference to the result")]
+RUN = Annotated[str, Parameter(help="a run folder, written by tokenloom train")]
 RUN_OR_TASK = Annotated[str, Parameter(name="RUN", help="a run folder, or the name of a task")]
+WHAT = Annotated[str | None, Parameter(help="attention, embeddings, neighbors, analogy: what the task of the run has")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 broke down, 2 cannot be used, 130 interrupted."""
+    """Run one command. Return the exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that lacks a letter shows its number; nothing breaks.
+            # Characters that the terminal's encoding lacks are printed as escapes.
             stream.reconfigure(errors="backslashreplace")
+    # The parser takes a lone - for a flag.
+    words = [STDIN if token == "-" else token for token in tokens]
     try:
-        app = make_app(tokens)
-        # A lone - is no flag, but the parser takes it for one.
-        words = [STDIN if token == "-" else token for token in tokens]
+        app = make_app(words)
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except UserError as error:
-        return _complain(str(error), error.exit_code, quiet=error.told or not leads(machine=True))
+        return _fail(str(error), error.exit_code, quiet=error.told or not is_main_process(machine=True))
     except CycloptsError as error:
-        return _complain(_one_line(error), 2, quiet=not leads(machine=True))
+        return _fail(_one_line(error, tokens), 2, quiet=not is_main_process(machine=True))
     except BrokenPipeError:
-        # Whoever read our output has gone; there is nobody left to tell.
+        # The reader of standard output has closed it: nothing is left to print.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _complain(str(error), 1)
+        return _fail(str(error), 1)
     except ArithmeticError as error:
         if not type(error).__module__.startswith("tokenloom"):
             raise
-        return _complain(str(error), 1, quiet=not leads())
+        return _fail(str(error), 1, quiet=not is_main_process())
     except KeyboardInterrupt as stop:
-        return _complain(str(stop) or "stopped", 130, quiet=not leads())
+        return _fail(str(stop) or "stopped", 130, quiet=not is_main_process())
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else bool(stop.code)
     return code if isinstance(code, int) else 0
 
 
-def _complain(message: str, code: int, *, quiet: bool = False) -> int:
+def _fail(message: str, code: int, *, quiet: bool = False) -> int:
     sys.stdout.flush()
     if not quiet:
         print(f"tokenloom: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
-def _one_line(error: CycloptsError) -> str:
+def _one_line(error: CycloptsError, tokens: Sequence[str]) -> str:
+    """Return the message of a parsing error on one line, with the command whose help to read."""
+    chain = list(error.command_chain or [token for token in tokens if not token.startswith("-")][:1])
     if isinstance(error, UnusedCliTokensError):
-        text = f"one word too many: {' '.join(map(repr, error.unused_tokens or []))}"
+        text = f"unexpected argument: {' '.join(map(repr, error.unused_tokens or []))}"
     else:
         text = " ".join(str(error).split())
-    if isinstance(error, UnknownOptionError) and (error.command_chain or ()) == ("train",):
-        from tokenloom.cli.options import tasks_with
+    if isinstance(error, UnknownOptionError) and chain == ["train"]:
+        from tokenloom.cli.train import tasks_with
 
         if tasks := tasks_with(error.token.keyword or ""):
             text = f"{error.token.keyword} is an option of {' and '.join(f'--task {name}' for name in tasks)}"
-    return f"{text} (see {' '.join(['tokenloom', *(error.command_chain or ())])} --help)"
+    return f"{text} (see {' '.join(['tokenloom', *chain])} --help)"
+
+
+def train(data: DATA = None, /, **given: Any) -> int:
+    """Train on DATA: a file, a folder, standard input (-) or a built-in data set.
+
+    The task is guessed from the data unless --task is given. Sizes and learning rates that are not given are chosen
+    automatically and shown.
+    """
+    from tokenloom.cli.train import train_run
+
+    return train_run(data, given)
+
+
+def plan(data: DATA = None, /, **given: Any) -> None:
+    """Plan the training of a GPT: FLOPs, memory per device, tokens/s, days.
+
+    Nothing is trained. DATA is read to count its tokens; without DATA, the number of tokens is an option.
+    """
+    from tokenloom.cli.plan import show_plan
+
+    show_plan(data, given)
+
+
+def sweep(data: Annotated[str, Parameter(help="a text to train on")], /, **given: Any) -> None:
+    """Train several language models on DATA and compare them."""
+    from tokenloom.cli.compare import sweep_models
+
+    sweep_models(data, given)
+
+
+def evaluate(run: RUN, /, **given: Any) -> None:
+    """Evaluate RUN on the whole validation split of its data, or on all of other data."""
+    from tokenloom.cli.use import evaluate_run
+
+    evaluate_run(run, given)
+
+
+def inspect(run: RUN, what: WHAT = None, /, **given: Any) -> None:
+    """Look inside RUN: inspect RUN attention, embeddings, neighbors WORD…, analogy A B C."""
+    from tokenloom.cli.use import inspect_run
+
+    inspect_run(run, what, given)
+
+
+def info(run: RUN_OR_TASK, /, **given: Any) -> None:
+    """Show the sizes, settings and metrics of RUN.
+
+    With the name of a task, show the sizes of its model without data: info text-generation --size small."""
+    from tokenloom.cli.info import show_info
+
+    show_info(run, given)
+
+
+def compare(**given: Any) -> None:
+    """Compare runs in pairs on the same validation examples, by a paired bootstrap."""
+    from tokenloom.cli.compare import compare_runs
+
+    compare_runs(given)
+
+
+def tasks(**given: Any) -> None:
+    """List the tasks, and the models that each can train."""
+    from tokenloom.cli.info import show_tasks
+
+    show_tasks(given)
+
+
+# Actions of trained runs, by group of `--help`. The actions of a task are those that it declares; these lines are here
+# because importing the tasks, and with them torch, takes a second. A test compares them with the tasks.
+ACTIONS = {
+    "generate": ("Use", "Generate new data with RUN: text, images."),
+    "predict": ("Use", "Predict with RUN: a label, tags, a translation, the masked word."),
+    "score": ("Use", "Score text with RUN: its log-probability."),
+    "reconstruct": ("Use", "Encode and decode images with RUN of image-tokenizer."),
+    "export": ("Exchange", "Write RUN of word-vectors in a format that other programs read."),
+}
+
+
+def _action(name: str, help: str) -> Callable[..., Any]:
+    def act(run: RUN, /, **given: Any) -> None:
+        from tokenloom.cli.use import use_run
+
+        use_run(name, run, given)
+
+    act.__doc__, act.__name__ = help, name
+    return act
+
+
+COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "Train": (train, plan, sweep),
+    "Use": (evaluate,),
+    "Look inside": (inspect, info, compare, tasks),
+    "Exchange": (),
+    "Learn": (),
+    "Data": (),
+}
 
 
 def make_app(tokens: Sequence[str]) -> App:
-    """The commands. The options of `train` and of the verbs depend on the task, so the words are looked at first."""
+    """Return the commands. The options of one depend on its task, which the tokens decide."""
+    from tokenloom.cli import data, lab
+
     app = App(
         name="tokenloom",
         help="Train, evaluate, use and look inside small transformers for any data.",
@@ -92,237 +186,55 @@ def make_app(tokens: Sequence[str]) -> App:
         help_format="plaintext",
         suppress_keyboard_interrupt=False,
     )
-    command = next((token for token in tokens if not token.startswith("-")), None)
+    command = next((token for token in tokens if not token.startswith("-")), "")
     rest = list(tokens[tokens.index(command) + 1 :]) if command else []
-    app.command(_train_command(command, rest), name="train")
-    for verb, what in _verbs(command, rest).items():
-        app.command(_verb_command(verb, what, command, rest), name=verb)
-    app.command(_info_command(command, rest), name="info")
-    app.command(_plan_command(command), name="plan")
-    app.command(_evaluate_command(command, rest), name="evaluate")
-    app.command(compare)
-    app.command(models)
-    app.command(_data_app())
-    app.command(_lab_app())
+    groups = {name: Group(name, sort_key=place) for place, name in enumerate(COMMANDS)}
+    named = {f.__name__: (f, group) for group, functions in COMMANDS.items() for f in functions}
+    named |= {name: (_action(name, help), group) for name, (group, help) in ACTIONS.items()}
+    if command and rest and command not in (*named, "data", "lab") and _is_action(command, rest):
+        named[command] = _action(command, f"{command.capitalize()} with RUN."), "Use"
+    for name, (function, group) in named.items():
+        classes = _option_classes(name, rest) if name == command else []
+        app.command(with_options(function, classes), name=name, group=groups[group])
+    for name, help, group, functions in (
+        ("lab", "Run the reference experiments of the textbook's chapter.", "Learn", lab.COMMANDS),
+        ("data", "List, download and check built-in data sets; tokenize large text.", "Data", data.COMMANDS),
+    ):
+        sub = App(name=name, help=help, group=groups[group])
+        for function in functions:
+            sub.command(function, name=function.__name__.removesuffix("_all"))
+        app.command(sub)
     return app
 
 
-# Commands whose options depend on the task.
+def _is_action(name: str, rest: list[str]) -> bool:
+    """Return whether the run of a command line, which may be of a user's own task, has an action of that name."""
+    from tokenloom.cli.use import option_classes
+
+    try:
+        return len(option_classes(name, rest)) > 1
+    except UserError:
+        return False
 
 
-def _train_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
-    from tokenloom.cli.train import COMMON, train_run
+def _option_classes(command: str, rest: list[str]) -> list[type]:
+    """Return the settings classes whose options a command line may have."""
+    if command in ("compare", "sweep"):
+        from tokenloom.cli import compare
 
-    def train(data: DATA = None, /, **given: Any) -> int:
-        return train_run(data, given)
+        return compare.compare_classes() if command == "compare" else compare.sweep_classes()
+    if command in ("info", "tasks"):
+        from tokenloom.cli import info
 
-    train.__doc__ = (
-        "Train on DATA: a file, a folder, - for standard input, or the name of a built-in data set.\n\n"
-        "The task is guessed from the data when not given; every size and rate that is not given is derived and shown."
-    )
-    extra: list[Any] = []
+        return info.option_classes(rest if command == "info" else [])
     if command == "train":
-        from tokenloom.cli.options import task_in
-        from tokenloom.training.settings import TrainingSettings
+        from tokenloom.cli import train
 
-        extra = [task_in(rest).Settings, TrainingSettings]
-    return _with_options(train, COMMON, extra)
-
-
-def _verb_command(verb: str, what: str, command: str | None, rest: list[str]) -> Callable[..., Any]:
-    def use(run: RUN, /, *, device: DEVICE = "cpu", json: JSON = False, quiet: QUIET = False, **given: Any) -> None:
-        from tokenloom.cli.use import use_run
-
-        use_run(verb, run, given, device=device, as_json=json, quiet=quiet)
-
-    use.__doc__ = what
-    extra: list[Any] = []
-    if command == verb:
-        from tokenloom.cli.options import task_of_run
-
-        found = task_of_run(rest, verb)
-        extra = [] if found is None else [found.uses[verb]]
-    return _with_options(use, [], extra)
-
-
-def _verbs(command: str | None, rest: list[str]) -> dict[str, str]:
-    """The uses that trained runs have; a verb that only a task of the user's own knows is among them where it is given.
-
-    They are said here, not asked of the tasks, which take torch's second to import: a test holds them against those.
-    """
-    verbs = {
-        "generate": "Continue from RUN: make new data with a trained model.",
-        "score": "Score given data with RUN: its log-probability under a trained model.",
-        "predict": "Predict with RUN: a label, or whatever the task answers, for each input.",
-        "look": "Look inside RUN, of image-classification: where a picture's class comes from, drawn over it.",
-        "reconstruct": "Pictures as they come back from the codes of RUN, of image-tokenizer.",
-        "neighbors": "The words nearest to a word, in RUN of word-vectors.",
-        "analogy": "What is to C as B is to A, in RUN of word-vectors.",
-        "map": "Draw the words of RUN, of word-vectors, in a plane.",
-        "export": "Write RUN, of word-vectors, as a file that other programs read.",
-    }
-    others = ("train", "info", "plan", "evaluate", "compare", "models", "data", "lab", *verbs)
-    if command is not None and command not in others and rest:
-        from tokenloom.cli.options import is_verb
-
-        if is_verb(command, rest):
-            verbs[command] = f"{command.capitalize()} with RUN."
-    return verbs
-
-
-def _evaluate_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
-    def evaluate(
-        run: RUN,
-        /,
-        *,
-        data: OTHER_DATA = None,
-        batch: BATCH = 64,
-        device: DEVICE = "cpu",
-        json: JSON = False,
-        **given: Any,
-    ) -> None:
-        from tokenloom.cli.use import evaluate_run
-
-        evaluate_run(run, data, given, batch=batch, device=device, as_json=json)
-
-    evaluate.__doc__ = "Measure RUN on the whole validation part of its data, or on all of other data."
-    extra: list[Any] = []
-    if command == "evaluate":
-        from tokenloom.cli.options import task_measured
-
-        extra = [task.measuring for task in task_measured(rest) if task.measuring is not None]
-    return _with_options(evaluate, [], extra)
-
-
-def _info_command(command: str | None, rest: list[str]) -> Callable[..., Any]:
-    def info(run: RUN_OR_TASK, /, *, json: JSON = False, **given: Any) -> None:
-        from tokenloom.cli.info import show_info
-
-        show_info(run, given, as_json=json)
-
-    info.__doc__ = (
-        "Show what RUN is: a run folder, or the name of a task with settings (info text-generation --size small)."
-    )
-    extra: list[Any] = []
-    if command == "info":
-        from tokenloom.cli.options import task_named
-
-        found = task_named(rest)
-        extra = [] if found is None else [found.Settings]
-    return _with_options(info, [], extra)
-
-
-def _plan_command(command: str | None) -> Callable[..., Any]:
-    def plan(data: DATA = None, /, *, json: JSON = False, **given: Any) -> None:
-        from tokenloom.cli.plan import show_plan
-
-        show_plan(data, given, as_json=json)
-
-    plan.__doc__ = (
-        "Plan a training of a text model, here or elsewhere: FLOPs, memory a device, tokens a second, days.\n\n"
-        "Nothing is trained. DATA is read to count its tokens; without it, --tokens says how many."
-    )
-    extra: list[Any] = []
+        return train.option_classes(rest)
     if command == "plan":
-        from tokenloom.planning.text import PlanSettings
-        from tokenloom.tasks._text_generation_settings import TextGenerationSettings
+        from tokenloom.cli import plan
 
-        extra = [TextGenerationSettings, PlanSettings]
-    return _with_options(plan, [], extra)
+        return plan.option_classes()
+    from tokenloom.cli import use
 
-
-def _with_options(function: Callable[..., Any], common: Sequence[Any], classes: Sequence[type]) -> Callable[..., Any]:
-    """Give a function that takes **given one parameter for every option; only those given reach it, by name."""
-    from tokenloom.cli.options import parameters
-
-    signature = inspect.signature(function, eval_str=True, globals=globals())
-    kept = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    added = [*common, *(p for cls in classes for p in parameters(cls))]
-
-    positional = [p for p in (*kept, *added) if p.kind is inspect.Parameter.POSITIONAL_ONLY]
-    own = sum(p in kept for p in positional)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        named = {p.name: value for p, value in zip(positional[own:], args[own:], strict=False)} | kwargs
-        named = {k: "-" if v == STDIN else v for k, v in named.items() if v is not None}
-        return function(*("-" if value == STDIN else value for value in args[:own]), **named)
-
-    call.__doc__, call.__name__ = function.__doc__, function.__name__
-    call.__signature__ = inspect.Signature(sorted((*kept, *added), key=lambda p: p.kind))  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in (*kept, *added)}
-    return call
-
-
-# Commands that are the same for all.
-
-
-def compare(
-    *names: NAMES,
-    models: MODELS = None,
-    context: CONTEXT = None,
-    out: COMPARED = None,
-    minutes: Annotated[float | None, Parameter(help="train each about this long")] = None,
-    steps: STEPS = None,
-    size: Annotated[str | None, Parameter(help="of each: nano, tiny, small, medium or large")] = None,
-    tokenizer: Annotated[str | None, Parameter(help="of all: auto, char, word, bpe or byte-bpe")] = None,
-    vocab_size: Annotated[int | None, Parameter(converter=whole_number, help="ids of the tokenizer")] = None,
-    threads: Annotated[int | None, Parameter(converter=whole_number, help="CPU threads in training")] = None,
-    seed: Annotated[int | None, Parameter(converter=whole_number, help="seed of everything random")] = None,
-    overwrite: Annotated[bool, Parameter(negative="", help="replace the runs that are there")] = False,
-    device: DEVICE = "cpu",
-    json: JSON = False,
-    quiet: QUIET = False,
-) -> None:
-    """Compare trained runs in pairs, on the same validation samples; or, with --models, language models on one text.
-
-    tokenloom compare RUN RUN: differences with 95 % intervals, by a paired bootstrap. tokenloom compare DATA --models
-    bigram,ngram,gpt: trains each on the same split, and draws what it reaches against time and size.
-    """
-    from tokenloom.cli.compare import compare_models, compare_runs
-
-    text = {"size": size, "tokenizer": tokenizer, "vocab_size": vocab_size}
-    training = {"minutes": minutes, "steps": steps, "seed": seed, "threads": threads}
-    given = {name: value for name, value in {**text, **training, "out": out}.items() if value is not None}
-    if models is None:
-        if given or overwrite:
-            raise UserError(f"--{next(iter(given), 'overwrite')} is for trainings: it has no effect without --models")
-        compare_runs(names, context, device=device, as_json=json)
-        return
-    if len(names) != 1:
-        raise UserError("--models: give one text to train them on; runs are compared without --models")
-    compare_models(
-        names[0],
-        models,
-        str(given.pop("out", f"runs/compare-{Path(names[0]).stem}")),
-        {name: given[name] for name in text if name in given},
-        {name: given[name] for name in training if name in given},
-        context=context,
-        overwrite=overwrite,
-        as_json=json,
-        quiet=quiet,
-    )
-
-
-def models(*, json: JSON = False) -> None:
-    """List the tasks, and the models that each can train."""
-    from tokenloom.cli.info import show_models
-
-    show_models(as_json=json)
-
-
-def _data_app() -> App:
-    from tokenloom.cli import data
-
-    app = App(name="data", help="Built-in data sets: list, get, add a copy of your own, check. Tokenize large text.")
-    for function in (data.list_all, data.get, data.add, data.check, data.tokenize):
-        app.command(function, name=function.__name__.removesuffix("_all"))
-    return app
-
-
-def _lab_app() -> App:
-    from tokenloom.cli import lab
-
-    app = App(name="lab", help="The figures of the textbook's chapter, run again: list, run, report, new.")
-    for function in (lab.list_all, lab.run, lab.report, lab.new):
-        app.command(function, name=function.__name__.removesuffix("_all"))
-    return app
+    return use.option_classes(command, rest)

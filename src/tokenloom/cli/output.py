@@ -1,4 +1,4 @@
-"""What the commands share: some of their parameters, and how they print."""
+"""What commands share: options of their own, and how values are printed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
-STDIN = "<standard input>"  # What a lone - becomes before the command line is parsed.
+from tokenloom.config import Options, option
+
+STDIN = "<standard input>"  # Replaces a lone - before parsing, which would take it for a flag.
 
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
-    """The value of a flag as a whole number; 1e6 is one, and 1.5 is not rounded to one. Raises ValueError."""
+    """Return the value of a flag as a whole number: 1e6 is one, 1.5 is not. Raise ValueError."""
     text = tokens[0].value
     for read in (int, float):
         with suppress(ValueError):
@@ -26,26 +29,41 @@ def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
     raise ValueError(f"{text} is not a whole number")
 
 
-def _flag(name: list[str], help: str) -> Parameter:
-    return Parameter(name=name, negative="", show_default=False, help=help)
+AS_JSON, IN_SILENCE = "end standard output with one JSON object", "no reports and no progress"
 
 
-JSON = Annotated[bool, _flag(["--json"], "end standard output with one JSON object")]
-QUIET = Annotated[bool, _flag(["--quiet", "-q"], "no reports and no progress")]
-DEVICE = Annotated[str, Parameter(help="cpu, cuda, mps or auto")]
-DATA = Annotated[
-    str | None, Parameter(help="a file, a folder, - for standard input, or a built-in data set (tokenloom data list)")
-]
-RUN = Annotated[str, Parameter(help="a run folder, as tokenloom train makes it")]
+@dataclass(frozen=True)
+class JsonOptions(Options):
+    """The option of every command that has a result."""
+
+    json: bool = option(False, AS_JSON)
 
 
-def leads(*, machine: bool = False) -> bool:
-    """Whether this process speaks for all that torchrun started; with `machine`, for those on its machine."""
+@dataclass(frozen=True)
+class OutputOptions(JsonOptions):
+    """The options of commands that also report progress."""
+
+    quiet: bool = option(False, IN_SILENCE)
+
+
+@dataclass(frozen=True)
+class RunOptions(OutputOptions):
+    """The options of commands that use a trained run."""
+
+    device: str = option("cpu", "cpu, cuda, mps or auto")
+
+
+JSON = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help=AS_JSON)]
+QUIET = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="", show_default=False, help=IN_SILENCE)]
+
+
+def is_main_process(*, machine: bool = False) -> bool:
+    """Return whether this process prints for all that torchrun started; with `machine`, for those on its machine."""
     return "MASTER_ADDR" not in os.environ or os.environ.get("LOCAL_RANK" if machine else "RANK", "0") == "0"
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """One JSON object on the last line of standard output; what is no number becomes null."""
+    """Print one JSON object as the last line of standard output; NaN and infinity become null."""
     sys.stdout.flush()
     print(json.dumps(_finite(result), ensure_ascii=False, default=str), flush=True)
 
@@ -61,7 +79,7 @@ def _finite(value: Any) -> Any:
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """Three digits: 1.23k, 3.40M, 512; with a unit, 1.23 kB, 512 B."""
+    """Return a number with three digits: 1.23k, 3.40M, 512; with a unit, 1.23 kB, 512 B."""
     letter = ""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor * 0.9995:
@@ -72,14 +90,14 @@ def quantity(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:05:09, 3:20, 0:08."""
+    """Return seconds as 1:05:09, 3:20 or 0:08."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def plain(value: Any) -> str:
-    """A setting as a person reads it: 1,024, 0.003, yes, –, rotary, plain (activation relu2, bias no)."""
+    """Return a setting as it is shown: 1,024, 0.003, yes, –, rotary, plain (activation relu2, bias no)."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -18,6 +18,8 @@ from tokenloom.config import GROUPS, Option, flag, options, without_none
 
 POSITIONAL, REST = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL
 FLAG, KEYWORDS = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+# Options that also have a flag of one letter.
+SHORT = {"quiet": "-q"}
 
 
 def parameters(cls: type) -> Iterator[inspect.Parameter]:
@@ -28,11 +30,13 @@ def parameters(cls: type) -> Iterator[inspect.Parameter]:
     """
     for option in options(cls):
         type_ = _parsed_type(option)
+        # A group of None would hide the option.
+        grouped: dict[str, Any] = {"group": group(option.group)} if option.group and not option.positional else {}
         info = Parameter(
-            name=None if option.positional else flag(option.name),
+            name=None if option.positional else _flags(option.name),
             help=option.help + _choices_and_default(option),
             show_default=False,
-            group=group(option.group) if option.group and not option.positional else None,
+            **grouped,
             negative=None if type_ is bool else "",
             converter=whole_number if type_ is int else None,
             metavar="CHOICE" if option.choices else None,
@@ -43,6 +47,10 @@ def parameters(cls: type) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(option.name, REST, annotation=_annotated(get_args(type_)[0], info))
         else:
             yield inspect.Parameter(option.name, POSITIONAL, default=None, annotation=_annotated(type_ | None, info))
+
+
+def _flags(name: str) -> list[str]:
+    return [flag(name), SHORT[name]] if name in SHORT else [flag(name)]
 
 
 def _flag(name: str, type_: Any, info: Parameter) -> inspect.Parameter:
@@ -75,16 +83,11 @@ def _parsed_type(option: Option) -> Any:
     return list[scalar] if option.is_list else scalar  # type: ignore[valid-type]
 
 
-def with_options(
-    function: Callable[..., Any], classes: Iterable[type], common: Iterable[inspect.Parameter] = ()
-) -> Callable[..., Any]:
-    """Return a command that calls the function, which takes **given, with the options that were given, by name.
-
-    common: flags of the command that no settings class declares.
-    """
+def with_options(function: Callable[..., Any], classes: Iterable[type]) -> Callable[..., Any]:
+    """Return a command that calls the function, which takes **given, with the options that were given, by name."""
     own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not KEYWORDS]
     positional = [p for p in own if p.kind is POSITIONAL]
-    signature = _signature([*own, *common, *(p for cls in classes for p in parameters(cls))])
+    signature = _signature([*own, *(p for cls in classes for p in parameters(cls))])
 
     def command(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs).arguments
@@ -113,24 +116,22 @@ def _with_signature(command: Callable[..., Any], signature: inspect.Signature) -
     return command
 
 
-def peek(tokens: Sequence[str], classes: Iterable[type], common: Iterable[inspect.Parameter] = ()) -> dict[str, Any]:
+def peek(tokens: Sequence[str], classes: Iterable[type]) -> dict[str, Any]:
     """Return what a command line gives, by name, before the task is known whose options it may have.
 
-    classes, common: all options that may be given. They decide which flags take a value, and so which words are
-    arguments: those up to the first unknown flag are in the list `arguments`. Values of options are unchecked texts.
-    `--help` is ignored. STDIN stands for -. Raise CycloptsError for what no task could read, such as a flag without its
-    value.
+    classes: all options that may be given. They decide which flags take a value, and so which words are arguments:
+    those up to the first unknown flag are in the list `arguments`. Values of options are unchecked texts. `--help` is
+    ignored. STDIN stands for -. Raise CycloptsError for what no task could read, such as a flag without its value.
     """
     rest = Annotated[str, Parameter(allow_leading_hyphen=True)]
     found = {
         "arguments": inspect.Parameter("arguments", REST, annotation=rest),
         "help": _flag("help", bool, Parameter(name=["--help", "-h"], negative="")),
-        **{p.name: p for p in common},
     }
     for option in (option for cls in classes for option in options(cls) if not option.positional):
         type_ = _parsed_type(option)
         read: Any = bool if type_ is bool else list[str] if option.is_list else str
-        found[option.name] = _flag(option.name, read, Parameter(name=flag(option.name)))
+        found[option.name] = _flag(option.name, read, Parameter(name=_flags(option.name)))
 
     def command(*args: Any, **kwargs: Any) -> None: ...
 

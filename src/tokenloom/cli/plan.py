@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.display import field
-from tokenloom.cli.output import duration, print_json, quantity
+from tokenloom.cli.output import JsonOptions, duration, print_json, quantity
 from tokenloom.plotting.tables import plain_table
 
 if TYPE_CHECKING:
@@ -18,10 +18,19 @@ HEADER = ["machine", "mode", "activation_checkpointing", *SIZES, "tokens/s", "ti
 SHORT_STEP = 0.01
 
 
-def show_plan(data: str | None, given: dict[str, Any], *, as_json: bool) -> None:
+def option_classes() -> list[type]:
+    """Return the settings classes of `plan`."""
+    from tokenloom.planning.text import PlanSettings
+    from tokenloom.tasks.text_generation import TextGeneration
+
+    return [JsonOptions, TextGeneration.Settings, PlanSettings]
+
+
+def show_plan(data: str | None, given: dict[str, Any]) -> None:
     """`tokenloom plan [DATA] --size …`."""
     from tokenloom.planning.text import plan
 
+    as_json = given.pop("json", False)
     found = plan(data, **given)
     if as_json:
         print_json(found.as_dict())

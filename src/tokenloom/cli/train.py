@@ -1,21 +1,21 @@
-"""`tokenloom train`: from flags to a run, with progress on the way."""
+"""`tokenloom train`: flags and config file → a run, with progress."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.display import Display, field
-from tokenloom.cli.output import leads, print_json
+from tokenloom.cli.output import OutputOptions, is_main_process, print_json
+from tokenloom.cli.parameters import peek
+from tokenloom.config import build, excluded_by, option, options, read_config, refuse_unknown
 from tokenloom.errors import UserError
 from tokenloom.utils.progress import reporting_progress
 
@@ -24,145 +24,164 @@ if TYPE_CHECKING:
     from tokenloom.training.events import Event
 
 INTERRUPTED = 130
+DEFAULT_TASK = "text-generation"
 
 
-def _flag(name: str, type_: Any, help: str, short: str | None = None) -> inspect.Parameter:
-    annotation = Annotated[type_, Parameter(help=help, negative="", show_default=False, alias=short)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+@dataclass(frozen=True)
+class TrainOptions(OutputOptions):
+    """What `train` is given beside settings of the task and of the training."""
+
+    task: str | None = option(None, "task to train; guessed from the data when not given; ./mine.py:Name for your own")
+    out: str | None = option(None, "run folder [default: runs/NAME, after the data]")
+    config: str | None = option(None, "TOML or YAML file with settings; flags override it")
+    overwrite: bool = option(False, "replace an existing run")
+    resume: bool = option(False, "resume the run in --out")
+    dry_run: bool = option(False, "show the plan without training")
+    tensorboard: bool = option(False, "also write TensorBoard files into the run folder")
 
 
-COMMON = [
-    _flag("task", str | None, "what to train; guessed from the data when not given; ./mine.py:Name for your own"),
-    _flag("out", str | None, "the run folder [default: runs/ and the name of the data]"),
-    _flag("config", str | None, "TOML or YAML file with settings; flags come after it"),
-    _flag("overwrite", bool | None, "replace the run that is there"),
-    _flag("resume", bool | None, "go on with the run that is there"),
-    _flag("dry_run", bool | None, "show the plan, and train nothing"),
-    _flag("tensorboard", bool | None, "also write TensorBoard files into the run folder"),
-    _flag("json", bool | None, "end standard output with one JSON object"),
-    _flag("quiet", bool | None, "no reports and no progress", short="-q"),
-]
+def option_classes(rest: list[str]) -> list[type]:
+    """Return the settings classes of a `train` command line, with those of its task."""
+    from tokenloom.tasks.registry import all_tasks, find_task
+    from tokenloom.training.settings import TrainingSettings
+
+    given = peek(rest, [TrainOptions, TrainingSettings, *(task.Settings for task in all_tasks())])
+    data = next(iter(given["arguments"]), None)
+    return [TrainOptions, find_task(_task_name(data, {**_config(given), **given})).Settings, TrainingSettings]
+
+
+def tasks_with(flag: str) -> list[str]:
+    """Return the names of the tasks that have an option with this flag."""
+    from tokenloom.tasks.registry import all_tasks
+
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    return [task.name for task in all_tasks() if name in {one.name for one in options(task.Settings)}]
+
+
+def _task_name(data: str | None, values: Mapping[str, Any]) -> str:
+    """Return the task that is given, that of the run that is resumed, or the one guessed from the data."""
+    from tokenloom.runs.folder import RunFolder
+    from tokenloom.tasks.registry import guess_task
+
+    data = values.get("data") if data is None else data
+    if values.get("task") is not None:
+        return str(values["task"])
+    if values.get("resume") and values.get("out") and (folder := RunFolder(str(values["out"]))).config_file.is_file():
+        return str(folder.read_config()["task"])
+    return DEFAULT_TASK if data is None else guess_task(str(data))[0]
+
+
+def _config(given: Mapping[str, Any]) -> dict[str, Any]:
+    return read_config(given["config"]) if given.get("config") else {}
 
 
 def train_run(data: str | None, given: dict[str, Any]) -> int:
-    """Train as the flags say. Returns the exit code."""
+    """`tokenloom train`. Return the exit code."""
     from tokenloom.runs.session import begin
     from tokenloom.runs.summary import summary
     from tokenloom.training.events import StepFinished
 
     began = time.perf_counter()
     settings = with_config(data, given)
-    as_json, quiet, tensorboard = (_switch(settings, name) for name in ("json", "quiet", "tensorboard"))
-    if not leads():
-        # Another of the processes says it all.
-        as_json, quiet, tensorboard = False, True, False
+    own = build(TrainOptions, settings)
+    # Of several processes, the main one prints and writes.
+    main = is_main_process()
+    quiet = own.quiet or not main
     data = settings.pop("data", None) if data is None else data
     if "out" not in settings:
         settings["out"] = default_out(data, settings)
     if not _is_unicode(str(settings["out"])):
-        raise UserError(f"--out {settings['out']}: the name of a run must be valid UTF-8; give another")
-    board = Board() if tensorboard else None
+        raise UserError(f"--out {settings['out']}: the name of a run must be valid UTF-8")
+    for name in ("json", "quiet", "tensorboard"):
+        settings.pop(name, None)
+    board = TensorBoardWriter() if own.tensorboard and main else None
     with interruptible() as interrupts, Display(quiet=quiet) as display, reporting_progress(display.progress_line):
-        fitting = begin(data, stop=interrupts, **settings)
+        session = begin(data, stop=interrupts, **settings)
         events: list[Event] = []
         try:
-            for event in fitting:
+            for event in session:
                 interrupts.training = isinstance(event, StepFinished) or interrupts.training
-                if not events and fitting.guessed:
-                    what = f"{fitting.name} (the data look like {fitting.guessed}; --task chooses another)"
+                if not events and session.guessed:
+                    what = f"{session.name} (the data look like {session.guessed}; --task chooses another)"
                     display.line(field("task", what))
                 if not isinstance(event, StepFinished):
                     events.append(event)
                 display.show(event)
                 if board is not None:
-                    board.show(event, fitting)
+                    board.write(event, session)
         except (ArithmeticError, KeyboardInterrupt) as error:
-            raise _with_way_on(error, display, fitting) from error
+            raise _with_hint(error, display, session) from error
         finally:
             if board is not None:
                 board.close()
-    result = summary(fitting, events, began)
+    result = summary(session, events, began)
     if display.speed.overall is not None:
         result["tokens_per_second"] = display.speed.overall
-    display.result(fitting, result, example=not as_json)
-    if as_json:
+    display.result(session, result, example=not own.json)
+    if own.json and main:
         print_json(result)
     return INTERRUPTED if result.get("reason") == "interrupt" else 0
 
 
 def with_config(data: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the config file, where there is one, with the flags on top.
+    """Return the settings of the config file, if one is given, overridden by the flags.
 
-    Raises UserError, naming the file, for a setting in it that there is not or that has another type.
+    Raise UserError, naming the file, for an unknown setting in it and for one of the wrong type.
     """
-    from tokenloom.cli.options import DEFAULT_TASK
-    from tokenloom.config import build, read_config, refuse_unknown
-    from tokenloom.tasks.registry import find_task, guess_task
+    from tokenloom.tasks.registry import find_task
     from tokenloom.training.settings import TrainingSettings
 
-    given = dict(given)
-    path = given.pop("config", None)
-    if path is None:
+    config = _config(given)
+    path, given = given.get("config"), {name: value for name, value in given.items() if name != "config"}
+    if not config:
         return given
-    config = read_config(path)
-    data = config.get("data") if data is None else data
-    name = given.get("task") or config.get("task") or (DEFAULT_TASK if data is None else guess_task(str(data))[0])
-    classes = (find_task(str(name)).Settings, TrainingSettings)
-    own = {parameter.name for parameter in COMMON} | {"data"}
-    refuse_unknown({k: v for k, v in config.items() if k not in own}, classes, f"--config {path}: ")
+    task = find_task(_task_name(data, {**config, **given}))
+    classes = (task.Settings, TrainingSettings, TrainOptions)
+    refuse_unknown({k: v for k, v in config.items() if k != "data"}, classes, f"--config {path}: ")
     try:
         for cls in classes:
             build(cls, config)
     except UserError as error:
         raise UserError(f"--config {path}: {error}") from None
-    if {"steps", "minutes"} & set(given):
-        # Either says how long to train, so that a flag replaces both.
-        config = {k: v for k, v in config.items() if k not in ("steps", "minutes")}
-    return {**config, **given}
+    excluded = excluded_by(given, classes)
+    return {name: value for name, value in config.items() if name not in excluded} | given
 
 
 def _is_unicode(text: str) -> bool:
     return text.encode("utf-8", "ignore").decode() == text
 
 
-def _switch(settings: dict[str, Any], name: str) -> bool:
-    value = settings.pop(name, False)
-    if not isinstance(value, bool):
-        raise UserError(f"{name}: {value!r} is not true or false")
-    return value
-
-
 def default_out(data: str | None, settings: dict[str, Any]) -> str:
-    """runs/NAME, after the data or the task."""
+    """Return runs/NAME, after the data or the task."""
     if data is None and settings.get("resume"):
-        raise UserError("--resume: say which run with --out")
+        raise UserError("--resume: give the run folder with --out")
     if data in (None, "-"):
         name = str(settings.get("task") or "run").rpartition(":")[2]
     else:
-        # Names of files need not be valid Unicode, and that of a run must be.
+        # File names need not be valid Unicode; the name of a run must be.
         name = os.fsencode(Path(str(data)).resolve().stem).decode("utf-8", "replace")
     return str(Path("runs") / (name or "run"))
 
 
-def _with_way_on(
-    error: ArithmeticError | KeyboardInterrupt, display: Display, fitting: TrainingSession
+def _with_hint(
+    error: ArithmeticError | KeyboardInterrupt, display: Display, session: TrainingSession
 ) -> ArithmeticError | KeyboardInterrupt:
-    """The same error, telling also what was kept and how to go on."""
-    text = str(error) or "stopped at once"
-    if display.saved is None or fitting.folder is None:
-        if fitting.resume and isinstance(error, KeyboardInterrupt):
-            text += "; the run is as it was before"
+    """Return the error with what was saved and how to resume."""
+    text = str(error) or "stopped"
+    if display.saved is None or session.folder is None:
+        if session.resume and isinstance(error, KeyboardInterrupt):
+            text += "; the run is unchanged"
         return type(error)(text)
-    where, step = shlex.quote(str(fitting.folder.path)), display.saved.step
+    where, step = shlex.quote(str(session.folder.path)), display.saved.step
     if isinstance(error, KeyboardInterrupt):
-        text += f"; go on from step {step:,} with: tokenloom train --resume --out {where}"
+        text += f"; resume from step {step:,} with: tokenloom train --resume --out {where}"
     else:
-        text += f"; the checkpoint of step {step:,} is kept in {where}"
+        text += f"; the checkpoint of step {step:,} is in {where}"
     return type(error)(text)
 
 
 class Interrupts:
-    """Ctrl-C. While training, once asks for a save, twice stops at once; before, once is enough."""
+    """Handler of Ctrl-C: during training, the first saves and stops after the step, the second stops at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -177,15 +196,15 @@ class Interrupts:
             raise KeyboardInterrupt
         self.asked = True
         with suppress(OSError):
-            if not leads(machine=True):
+            if not is_main_process(machine=True):
                 return
-            # Straight to the file: a handler may have broken in on another print.
-            os.write(2, b"\nstopping after this step, and saving; Ctrl-C again stops at once\n")
+            # Unbuffered: the handler may have interrupted another print.
+            os.write(2, b"\nsaving and stopping after this step; Ctrl-C again stops at once\n")
 
 
 @contextmanager
 def interruptible() -> Iterator[Interrupts]:
-    """Ctrl-C handled as `Interrupts` says; outside the main thread, as before."""
+    """Handle Ctrl-C by `Interrupts`; not outside the main thread, where signals cannot be handled."""
     interrupts = Interrupts()
     try:
         before = signal.signal(signal.SIGINT, interrupts.handle)
@@ -198,11 +217,11 @@ def interruptible() -> Iterator[Interrupts]:
         signal.signal(signal.SIGINT, before)
 
 
-class Board:
-    """TensorBoard files in a run folder, from the first step on."""
+class TensorBoardWriter:
+    """Writer of TensorBoard files in a run folder, which it creates at the first step."""
 
     def __init__(self) -> None:
-        """Raises UserError when TensorBoard is not installed."""
+        """Raise UserError when TensorBoard is not installed."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -210,14 +229,14 @@ class Board:
         self._make: Any = SummaryWriter
         self._writer: Any = None
 
-    def show(self, event: Event, fitting: TrainingSession) -> None:
-        """Write what TensorBoard shows of an event."""
+    def write(self, event: Event, session: TrainingSession) -> None:
+        """Write the scalars of an event."""
         from tokenloom.training.events import Evaluated, StepFinished
 
-        if fitting.folder is None or not isinstance(event, StepFinished | Evaluated):
+        if session.folder is None or not isinstance(event, StepFinished | Evaluated):
             return
         if self._writer is None:
-            self._writer = self._make(str(fitting.folder.path / "tensorboard"))
+            self._writer = self._make(str(session.folder.path / "tensorboard"))
         if isinstance(event, StepFinished):
             for name in ("loss", "lr", "norm"):
                 self._writer.add_scalar(f"training/{name}", getattr(event, name), event.step)
@@ -226,6 +245,6 @@ class Board:
                 self._writer.add_scalar(f"validation/{name}", value, event.step)
 
     def close(self) -> None:
-        """Finish the files."""
+        """Close the files."""
         if self._writer is not None:
             self._writer.close()

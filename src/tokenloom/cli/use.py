@@ -1,68 +1,142 @@
-"""Using and measuring a trained run from the command line."""
+"""Commands that use a trained run: evaluate, inspect, and the actions of its task."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.output import print_json
+from tokenloom.cli.output import RunOptions, print_json
+from tokenloom.cli.parameters import peek
+from tokenloom.config import build, option
+from tokenloom.errors import UserError
+from tokenloom.utils.names import did_you_mean, with_article
 from tokenloom.utils.progress import reporting_progress
 
+if TYPE_CHECKING:
+    from tokenloom.tasks.base import Task
 
-def use_run(verb: str, run: str, given: dict[str, Any], *, device: str, as_json: bool, quiet: bool) -> None:
-    """`tokenloom generate RUN …` and the other verbs."""
-    from tokenloom.config import build
+# Actions whose names begin with it are those of `tokenloom inspect`.
+INSPECT = "inspect "
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(RunOptions):
+    """The options that `evaluate` has for every task."""
+
+    data: str | None = option(None, "evaluate on all of these data instead")
+    batch_size: int = option(64, "examples per batch; the result does not depend on it", low=1)
+
+
+def option_classes(command: str, rest: list[str]) -> list[type]:
+    """Return the settings classes of a command on a run: its own, and those of the task of the run.
+
+    Without a run, those of the first task that has the action, or of all tasks that have options for evaluation. Raise
+    UserError when the task of the run does not have the action.
+    """
+    from tokenloom.tasks.registry import all_tasks
+
+    tasks = all_tasks()
+    if command == "evaluate":
+        theirs = [task.measuring for task in tasks if task.measuring is not None]
+        words = peek(rest, [EvaluateOptions, *theirs])["arguments"]
+        if words and (Path(words[0]) / "config.json").is_file():
+            theirs = [cls for cls in [_task_of(words[0]).measuring] if cls is not None]
+        return [EvaluateOptions, *theirs]
+    inspecting = command == "inspect"
+    able = {
+        name: cls
+        for task in tasks
+        for name, cls in task.uses.items()
+        if (name.startswith(INSPECT) if inspecting else name == command)
+    }
+    words = peek(rest, [RunOptions, *able.values()])["arguments"]
+    if len(words) < 1 + inspecting:
+        return [RunOptions, *([] if inspecting else list(able.values())[:1])]
+    return [RunOptions, _action_options(words[0], INSPECT + words[1] if inspecting else command)]
+
+
+def _task_of(run: str) -> type[Task]:
+    from tokenloom.runs.folder import RunFolder
+    from tokenloom.tasks.registry import find_task
+
+    return find_task(RunFolder(run).read_config()["task"])
+
+
+def _action_options(run: str, action: str) -> type:
+    """Return the settings class of an action of a run. Raise UserError when its task does not have the action."""
+    task = _task_of(run)
+    if action not in task.uses:
+        actions = ", ".join(task.uses) or "only evaluate"
+        raise UserError(
+            f"{run}: {with_article(task.name)} run cannot {action}{did_you_mean(action, task.uses)}; it can {actions}"
+        )
+    return task.uses[action]
+
+
+def use_run(action: str, run: str, given: dict[str, Any]) -> None:
+    """`tokenloom generate RUN …` and the other actions."""
     from tokenloom.runs.folder import load
 
-    one_thread()
-    task = load(run, device=device)
-    options: Any = build(task.uses[verb], given)
+    own = build(RunOptions, given)
+    use_one_thread()
+    task = load(run, device=own.device)
+    options: Any = build(task.uses[action], given)
     began = time.perf_counter()
-    say = _nothing if quiet else _so_far
-
-    def show(piece: str) -> None:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-
-    with reporting_progress(say):
-        result = task.use(verb, options, _nothing if as_json else show)
-    if not quiet:
+    with reporting_progress(_progress(own.quiet)):
+        result = task.use(action, options, _silent if own.json else _write)
+    if not own.quiet:
         for note in result.get("notes", []):
             print(f"note: {note}", file=sys.stderr)
-    if as_json:
+    if own.json:
         print_json({**result, "run": run, "seconds": time.perf_counter() - began})
 
 
-def evaluate_run(run: str, data: str | None, given: dict[str, Any], *, batch: int, device: str, as_json: bool) -> None:
-    """`tokenloom evaluate RUN [--data …]`, with the options that the run's task has for it."""
-    from tokenloom.errors import UserError
+def inspect_run(run: str, what: str | None, given: dict[str, Any]) -> None:
+    """`tokenloom inspect RUN attention|embeddings|neighbors|analogy …`."""
+    if what is None:
+        names = [name.removeprefix(INSPECT) for name in _task_of(run).uses if name.startswith(INSPECT)]
+        raise UserError(f"{run}: say what to inspect: {' or '.join(names) or 'this task has nothing to inspect'}")
+    use_run(INSPECT + what, run, given)
+
+
+def evaluate_run(run: str, given: dict[str, Any]) -> None:
+    """`tokenloom evaluate RUN [--data …]`."""
     from tokenloom.runs.folder import load
 
-    if batch < 1:
-        raise UserError(f"--batch {batch}: must be at least 1")
-    one_thread()
-    task = load(run, device=device)
+    own = build(EvaluateOptions, given)
+    use_one_thread()
+    task = load(run, device=own.device)
+    theirs = {name: value for name, value in given.items() if name not in EvaluateOptions.__dataclass_fields__}
     began = time.perf_counter()
-    with reporting_progress(_so_far):
-        metrics = task.evaluate(data, batch=batch, **given)
+    with reporting_progress(_progress(own.quiet)):
+        metrics = task.evaluate(own.data, batch=own.batch_size, **theirs)
     seconds = time.perf_counter() - began
-    if as_json:
-        print_json({**metrics, "data": task.source if data is None else data, "run": run, "seconds": seconds})
-        return
-    print("\n".join(task.metric_lines(metrics)))
+    if own.json:
+        data = task.source if own.data is None else own.data
+        print_json({**metrics, "data": data, "run": run, "seconds": seconds})
+    else:
+        print("\n".join(task.metric_lines(metrics)))
 
 
-def _so_far(text: str) -> None:
-    print(f"so far: {text}", file=sys.stderr)
+def _progress(quiet: bool) -> Callable[[str], None]:
+    return _silent if quiet else lambda text: print(f"progress: {text}", file=sys.stderr)
 
 
-def _nothing(text: str) -> None:
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _silent(text: str) -> None:
     pass
 
 
-def one_thread() -> None:
-    """Small models are used on one thread: more only get in each other's way."""
+def use_one_thread() -> None:
+    """Use one CPU thread: for small models, more threads cost more than they save."""
     import torch
 
     torch.set_num_threads(1)

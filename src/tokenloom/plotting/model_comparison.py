@@ -1,4 +1,4 @@
-"""Models side by side: what each needs for the text, against what it took to train and what it takes to store."""
+"""A plot of models: bits per byte against training time and size."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_ladder(models: Sequence[Mapping[str, Any]], path: str | Path, *, title: str, dark: bool = False) -> Figure:
-    """Two panels: bits per byte against training seconds and against stored numbers, both on a logarithmic scale.
+def draw_models(models: Sequence[Mapping[str, Any]], path: str | Path, *, title: str, dark: bool = False) -> Figure:
+    """Draw bits per byte against training seconds and against saved numbers, both on a logarithmic scale.
 
-    models: mappings with "model", "running" and "windows" (bits per byte, with running context and in separate windows
-    of "window" tokens), "seconds" and "numbers". A dot is the first of the two, a ring the second. Raises UserError
-    without matplotlib and for a path that cannot be written.
+    models: mappings with the keys of `tokenloom.runs.sweep.ModelComparison`. A dot is bits per byte with sliding
+    context, a ring that in separate windows. Raise UserError without matplotlib and for a path that cannot be written.
     """
     figure = style.new_figure(11, 4.8)
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, key, label in zip(panels, ("seconds", "numbers"), ("seconds of training", "stored numbers"), strict=True):
+    for axes, key in zip(panels, ("seconds", "saved_numbers"), strict=True):
         _panel(axes, models, key, style.palette(dark))
-        axes.set_xlabel(label)
+    panels[0].set_xlabel("seconds of training")
+    panels[1].set_xlabel("saved numbers")
     panels[0].set_ylabel("bits per byte of the validation text")
     panels[0].set_title(title, loc="left", pad=12, fontsize=13)
-    window = models[0]["window"]
+    context = models[0]["context"]
     handles, labels = panels[1].get_legend_handles_labels()
-    labels = [label.format(window=window) for label in labels]
+    labels = [label.format(context=context) for label in labels]
     panels[1].legend(handles, labels, loc="upper right", fontsize=10)
     for axes in panels:
         style.apply(figure, axes, dark)
@@ -45,9 +45,9 @@ def draw_ladder(models: Sequence[Mapping[str, Any]], path: str | Path, *, title:
 def _panel(axes: Axes, models: Sequence[Mapping[str, Any]], key: str, look: style.Palette) -> None:
     axes.set_xscale("log")
     places = [max(float(model[key]), 1e-3) for model in models]
-    running, windows = ([float(model[name]) for model in models] for name in ("running", "windows"))
-    axes.vlines(places, running, windows, color=look.faint, linewidth=1)
-    axes.scatter(places, running, s=42, color=look.series[0], zorder=3, label="with running context")
+    sliding, windows = ([float(model[f"bits_per_byte_{name}"]) for model in models] for name in ("sliding", "windows"))
+    axes.vlines(places, sliding, windows, color=look.faint, linewidth=1)
+    axes.scatter(places, sliding, s=42, color=look.series[0], zorder=3, label="with sliding context")
     axes.scatter(
         places,
         windows,
@@ -56,9 +56,9 @@ def _panel(axes: Axes, models: Sequence[Mapping[str, Any]], key: str, look: styl
         edgecolors=look.series[1],
         linewidths=1.5,
         zorder=3,
-        label="in separate windows of {window} tokens",
+        label="in separate windows of {context} tokens",
     )
-    for x, low, high, model in zip(places, running, windows, models, strict=True):
+    for x, low, high, model in zip(places, sliding, windows, models, strict=True):
         name, middle = str(model["model"]), (low + high) / 2
         axes.annotate(name, (x, middle), (0, 0), textcoords="offset points", fontsize=10, in_layout=False)
     axes.margins(x=0.12, y=0.15)
@@ -68,8 +68,8 @@ def _place_names(axes: Axes, dpi: float) -> None:
     """Put each name beside its model, where it covers no dot, no other name and no legend, or as little as may be."""
     from matplotlib.transforms import Bbox
 
-    _, running, windows = axes.collections
-    dots = [axes.transData.transform(collection.get_offsets()) for collection in (running, windows)]
+    _, sliding, windows = axes.collections
+    dots = [axes.transData.transform(collection.get_offsets()) for collection in (sliding, windows)]
     taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for points in dots for x, y in points]
     taken += [Bbox([np.minimum(a, b) - 1, np.maximum(a, b) + 1]) for a, b in zip(*dots, strict=True)]
     legend = axes.get_legend()

@@ -14,7 +14,7 @@ class TextGenerationSettings(Options):
     """How the text is read, how it becomes tokens, and the model's sizes; None = derived."""
 
     model: Literal["gpt", "unigram", "bigram", "ngram", "rnn", "lstm", "gru"] = option(
-        "gpt", "gpt, unigram, bigram, ngram, rnn, lstm or gru (see tokenloom models)"
+        "gpt", "gpt, unigram, bigram, ngram, rnn, lstm or gru (see tokenloom tasks)"
     )
     size: str = option("small", "how large a model: nano, tiny, small, medium or large; sets what is not given below")
     preset: Literal["modern", "classic"] = option("modern", "parts of the model: modern, or as in the textbook")

@@ -68,7 +68,7 @@ class ImageClassification(Classification):
         "vit": "vision transformer: patches as tokens of an encoder",
         "cnn": "small convolutional network",
     }
-    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "look": LookOptions}
+    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "inspect attention": LookOptions}
     things: ClassVar[str] = "pictures"
     unit: str = "nats a picture"
     head: ClassVar[str] = "head."
@@ -354,7 +354,7 @@ class ImageClassification(Classification):
         return answers
 
     def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
-        if verb == "look":
+        if verb == "inspect attention":
             return look_at(self, options, show)
         assert isinstance(options, PredictOptions)
         if not options.files:

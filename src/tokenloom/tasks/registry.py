@@ -26,6 +26,11 @@ def task_names() -> list[str]:
     return sorted(name.replace("_", "-") for name in modules if not name.startswith("_") and name not in NOT_TASKS)
 
 
+def all_tasks() -> list[type[Task]]:
+    """Return the built-in tasks."""
+    return [find_task(name) for name in task_names()]
+
+
 def find_task(name: str) -> type[Task]:
     """The task of that name, or the class `Name` of the file in `path/to/file.py:Name`.
 

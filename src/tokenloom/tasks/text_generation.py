@@ -134,7 +134,7 @@ class TextGeneration(TextDecoderTask):
         held = tokenized.ids("validation") if s.validation is None else self._ids_of(s.validation)
         extra = self._settled(data, len(ids), len(held))
         if isinstance(reason := kept_baseline(tokenized), str):
-            extra["to beat"] = f"no n-gram, since {reason}"
+            extra["baseline"] = f"no n-gram, since {reason}"
         if s.validation is not None:
             extra["validated"] = f"on {s.validation} instead of the validation part"
         return self._material(ids, held, report_of(tokenized, extra))

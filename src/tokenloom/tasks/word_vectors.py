@@ -82,9 +82,9 @@ class WordVectorTask(Task):
         "cbow": "the mean of the words around a place predicts the word in it, against negative samples",
     }
     uses: ClassVar[Mapping[str, type]] = {
-        "neighbors": NeighborOptions,
-        "analogy": AnalogyOptions,
-        "map": MapOptions,
+        "inspect neighbors": NeighborOptions,
+        "inspect analogy": AnalogyOptions,
+        "inspect embeddings": MapOptions,
         "export": ExportOptions,
     }
 
@@ -285,22 +285,22 @@ class WordVectorTask(Task):
         )
 
     def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
-        if verb == "neighbors":
+        if verb == "inspect neighbors":
             return self._use_neighbors(options, show)
-        if verb == "analogy":
+        if verb == "inspect analogy":
             return self._use_analogy(options, show)
         if options.out is None:
-            raise UserError(f"--out: say where to write {'the picture' if verb == 'map' else 'the vectors'}")
+            raise UserError(f"--out: say where to write {'the plot' if verb == 'inspect embeddings' else 'the vectors'}")
         if verb == "export":
             self.space.export(Path(options.out))
-        elif verb == "map":
+        elif verb == "inspect embeddings":
             self._draw(options)
         show(f"written to {options.out}\n")
         return {"out": options.out, "words": len(self.vocabulary)}
 
     def _use_neighbors(self, o: NeighborOptions, show: Show) -> dict[str, Any]:
         if not o.words:
-            raise UserError("no word to find the neighbors of: tokenloom neighbors RUN word …")
+            raise UserError("no word to find the neighbors of: tokenloom inspect RUN neighbors WORD …")
         space = self.space
         found = {word: space.neighbors(word, o.top) for word in o.words}
         for word, near in found.items():

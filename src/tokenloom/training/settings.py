@@ -59,7 +59,7 @@ class MachineSettings(Options):
 class TrainingSettings(Options):
     """How long, how much at a time, and what is kept."""
 
-    steps: int | None = option(None, "optimizer steps")
+    steps: int | None = option(None, "optimizer steps", excludes="minutes")
     minutes: float | None = option(None, "train about this long: fixes the steps once, from the measured speed")
     batch: int | None = option(None, "samples a step, over all micro-batches")
     accumulate: int = option(1, "micro-batches that a step is split into, to save memory")
@@ -77,8 +77,6 @@ class TrainingSettings(Options):
     machine: MachineSettings = field(default_factory=MachineSettings)
 
     def check(self) -> None:
-        if self.steps is not None and self.minutes is not None:
-            raise UserError("--steps and --minutes: give one of them, both say how long to train")
         values = {**vars(self), **vars(self.optimizer), **vars(self.schedule), **vars(self.machine)}
         for name, (low, high, how) in LIMITS.items():
             value = values[name]

@@ -41,7 +41,7 @@ def why_no_machine() -> dict[str, str]:
     """What a report says where scikit-learn is not installed."""
     if find_spec("sklearn") is not None:
         return {}
-    return {"to beat": "nothing: the simple method needs scikit-learn (pip install 'tokenloom[digits]')"}
+    return {"baseline": "none: it needs scikit-learn (pip install 'tokenloom[digits]')"}
 
 
 def support_vector_accuracy(

@@ -13,7 +13,7 @@ def test_columns_line_up_and_numbers_stand_right():
     )
     assert table == (
         "model                nats  n-grams     size\n"
-        "------------------  -----  -------  -------\n"
+        "-------------------------------------------\n"
         "unigram             3.358       65   0.1 MB\n"
         "order-6 Kneser–Ney  1.500   264623  12.5 MB\n"
         "gpt"
@@ -22,12 +22,12 @@ def test_columns_line_up_and_numbers_stand_right():
 
 def test_wide_characters_take_two_columns():
     assert plain_table([["日本語", 1], ["é🙂", 22], ["abc", 333]], ["名", "n"]) == (
-        "名        n\n------  ---\n日本語    1\né🙂      22\nabc     333"
+        "名        n\n-----------\n日本語    1\né🙂      22\nabc     333"
     )
 
 
 def test_text_columns_stand_left_even_with_a_number_in_them():
-    assert plain_table([["a", "best"], ["b", "12"]], ["x", "what"]) == "x  what\n-  ----\na  best\nb  12"
+    assert plain_table([["a", "best"], ["b", "12"]], ["x", "what"]) == "x  what\n-------\na  best\nb  12"
 
 
 @pytest.mark.parametrize("text", ["1,024", "12.5 %", "12%", "-3", "−0.5", "1e-07", "3.1 MB", "120 MB/s", "nan", "~5"])
@@ -63,6 +63,12 @@ def test_a_cell_never_leaves_its_line():
 
 
 def test_no_rows_leave_the_header_and_ragged_rows_are_refused():
-    assert plain_table([], ["a", "long"]) == "a  long\n-  ----"
+    assert plain_table([], ["a", "long"]) == "a  long\n-------"
     with pytest.raises(ValueError, match="row 2 has 1 cells, the header 2"):
         plain_table([["a", 1], ["b"]], ["x", "y"])
+
+
+def test_long_cells_are_wrapped_to_the_width_of_a_terminal():
+    lines = plain_table([["set", "what it is, at some length " * 3]], ["name", "about"], width=40).split("\n")
+    assert max(map(len, lines)) <= 40
+    assert len(lines) > 3

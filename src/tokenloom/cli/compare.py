@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenloom.cli.output import OutputOptions, RunOptions, duration, print_json, quantity
+from tokenloom.cli.output import OutputOptions, RunOptions, duration, print_json, print_table, quantity
 from tokenloom.config import build, option
 from tokenloom.errors import UserError
-from tokenloom.plotting.tables import plain_table
 from tokenloom.utils.progress import reporting_progress
 
 
@@ -66,7 +65,7 @@ def compare_runs(given: dict[str, Any]) -> None:
     rows = [
         [p.a, p.b, p.value_a, p.value_b, p.difference, f"{p.low:+.4f} … {p.high:+.4f}", f"{p.wins:.1%}"] for p in pairs
     ]
-    print(plain_table(rows, header))
+    print_table(rows, header)
     print(f"paired bootstrap over {pairs[0].samples:,} validation examples; lower is better")
 
 
@@ -97,6 +96,6 @@ def sweep_models(data: str, given: dict[str, Any]) -> None:
         [r.model, r.bits_per_byte_sliding, r.bits_per_byte_windows, duration(r.seconds), quantity(r.saved_numbers)]
         for r in results
     ]
-    print(plain_table(rows, header))
+    print_table(rows, header)
     best = min(results, key=lambda one: one.bits_per_byte_sliding)
     print(f"best with sliding context: {best.model}; runs, sweep.json and sweep.png: {folder}")

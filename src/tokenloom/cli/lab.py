@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenloom.cli.output import JSON, QUIET, duration, print_json, whole_number
+from tokenloom.cli.output import JSON, QUIET, duration, print_json, print_table, whole_number
 from tokenloom.errors import UserError
-from tokenloom.plotting.tables import plain_table
 from tokenloom.utils.names import counted
 
 if TYPE_CHECKING:
@@ -36,9 +35,7 @@ def list_all(*, json: JSON = False) -> None:
     if json:
         print_json({"experiments": [{"id": one.id, "title": one.title, "asked": one.asked} for one in rows]})
         return
-    print(
-        plain_table([[f"{one.id} ", one.title, "yes" if one.quick else ""] for one in rows], ["row", "", "quick form"])
-    )
+    print_table([[f"{one.id} ", one.title, "yes" if one.quick else ""] for one in rows], ["row", "", "quick form"])
 
 
 def run(
@@ -127,7 +124,7 @@ def show(row: dict[str, Any]) -> None:
     print(f"asked:    {row['asked']}\nprotocol: {row['protocol']}")
     marks = {True: "within", False: "OUT", None: "shown"}
     cells = [[m["name"], m["published"], m["measured"], m["tolerance"], marks[m["good"]]] for m in row["measures"]]
-    print(plain_table(cells, ["figure", "published", "measured", "tolerance", "verdict"]))
+    print_table(cells, ["figure", "published", "measured", "tolerance", "verdict"])
     for note in row["notes"]:
         print(f"note: {note}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter, Token
 
 from tokenloom.config import Options, option
+from tokenloom.plotting.tables import plain_table
 
 STDIN = "<standard input>"  # Replaces a lone - before parsing, which would take it for a flag.
 
@@ -66,6 +68,11 @@ def print_json(result: dict[str, Any]) -> None:
     """Print one JSON object as the last line of standard output; NaN and infinity become null."""
     sys.stdout.flush()
     print(json.dumps(_finite(result), ensure_ascii=False, default=str), flush=True)
+
+
+def print_table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> None:
+    """Print a table; a terminal wraps long cells, a file or a pipe gets each row on one line."""
+    print(plain_table(rows, header, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
 
 
 def _finite(value: Any) -> Any:

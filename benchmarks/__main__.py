@@ -16,7 +16,7 @@ ROOT = HERE.parent
 # By name: with how many threads each is run. What never uses a second thread is measured with one.
 COMPARISONS: dict[str, tuple[int, ...]] = {
     "training": (1, 2),
-    "pictures": (1, 2),
+    "images": (1, 2),
     "quality": (1, 2),
     "decoding": (1, 2),
     "tokenizing": (1,),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenloom.evaluation.word_similarity import agreement
+from tokenloom.evaluation.word_similarity import spearman_pmi
 from tokenloom.lab.word_vectors import gensim_model, texts_of
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.training.batches import Batches
@@ -57,7 +57,7 @@ class Comparison:
 def compare(data: str, model: str = "skip-gram", words: str = "text", passes: int = 5, seed: int = 0) -> Comparison:
     """Train both on the training part of some data, and measure both on its validation part."""
     torch.set_num_threads(1)
-    task = WordVectorTask(WordVectorSettings(model=model, words=words))  # type: ignore[arg-type]
+    task = WordVectorTask(WordVectorSettings(model=model, word_rule=words))  # type: ignore[arg-type]
     material: Any = task.prepare(data)
     names, texts = task.vocabulary.words, texts_of(task, material.training)
     count = sum(map(len, texts))
@@ -79,7 +79,7 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     held = np.asarray(material.validation.ids, np.int64)
     vectors = {"gensim": np.stack([theirs.wv[name] for name in names]), "tokenloom": task.vectors}
     for name, found in vectors.items():
-        getattr(sides, name).agreement, sides.pairs = agreement(found.astype(np.float64), held, task.settings.window)
+        getattr(sides, name).agreement, sides.pairs = spearman_pmi(found.astype(np.float64), held, task.settings.window)
     return sides
 
 

@@ -17,9 +17,9 @@ import tokenloom
 from tokenloom.data.image_split import split_images
 from tokenloom.data.images import read_images
 from tokenloom.generation import Sampling
-from tokenloom.tasks._image_cells import varied
+from tokenloom.tasks._image_tokens import augmented_copy
 from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
+from tokenloom.tokenizers.vq import VQTokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def reader(pixels: NDArray[np.uint8], labels: NDArray[np.int64], steps: int = 12
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, (step + 1) / 50, 1.2 * (steps - step) / steps)
         chosen = random.integers(len(pixels), size=64)
-        X = torch.from_numpy(varied(pixels[chosen], step, 1)).float() / 255
+        X = torch.from_numpy(augmented_copy(pixels[chosen], step, 1)).float() / 255
         loss = F.cross_entropy(model(X), torch.from_numpy(labels[chosen]), label_smoothing=0.05)
         optimizer.zero_grad()
         loss.backward()
@@ -83,7 +83,7 @@ def completed(task: ImageGeneration, parts: Any, count: int = 40) -> tuple[float
     ours, theirs = [], []
     for picture in parts.validation.pixels[:: len(parts.validation) // count][:count]:
         wanted = picture[:, half:] / 255.0
-        made, _ = task.generate(16, top=picture[:, :half])
+        made, _ = task.generate(16, complete=picture[:, :half])
         nearest = np.square(known[:, :, :half] - picture[:, :half] / 255.0).sum((1, 2, 3)).argmin()
         ours.append(float(np.square(made[:, :, half:].mean(0) / 255.0 - wanted).mean()))
         theirs.append(float(np.square(known[nearest, :, half:] - wanted).mean()))
@@ -101,13 +101,13 @@ def measured_codes(run: Path) -> dict[str, float]:
     """All figures of a run over codes."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
-    assert isinstance(task.tokenizer, ImageTokenizerTask)
+    assert isinstance(task.tokenizer, VQTokenizer)
     parts = split_images(read_images("mnist-5k"))
     read = reader(parts.training.pixels, parts.training.labels)
     metrics = task.evaluate()
-    found = {name: metrics[name] for name in ("bits_per_cell", "bits_per_dimension", "squared_error")}
+    found = {name: metrics[name] for name in ("bits_per_token", "bits_per_dim", "mse")}
     found["reader"] = float((read(parts.validation.pixels) == parts.validation.labels).mean())
-    guided = {"guidance": 2.0, "sampling": Sampling(temperature=0.9)}
+    guided = {"guidance_scale": 2.0, "sampling": Sampling(temperature=0.9)}
     found["plain"], pixels, labels = share_read(task, read, 1000)
     found["plain_svm"] = learnt_from(pixels, labels, parts.validation)
     found["guided"], pixels, labels = share_read(task, read, 1000, **guided)
@@ -124,8 +124,8 @@ def test_codes(tmp_path: Path) -> None:
     found = measured_codes(tmp_path / "run")
     print(used, found)
     assert used <= 600
-    assert found["squared_error"] <= 0.0045
-    assert found["bits_per_cell"] <= 3.5
+    assert found["mse"] <= 0.0045
+    assert found["bits_per_token"] <= 3.5
     assert found["plain"] >= 0.80
     assert found["guided"] >= 0.93
     assert found["plain_svm"] >= 0.85
@@ -136,33 +136,33 @@ def measured_pixels(run: Path) -> dict[str, float]:
     """Figures of a run over pixels."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
-    found = {name: task.evaluate()[name] for name in ("bits_per_cell", "histogram_bits", "neighbor_bits")}
+    found = {name: task.evaluate()[name] for name in ("bits_per_token", "unigram_bits", "neighbor_bits")}
     found["pictures_a_second"] = pictures_a_second(task, 20)
     return found
 
 
 def test_pixels(tmp_path: Path) -> None:
     before = seconds()
-    tokenloom.train("mnist-5k", task="image-generation", tokens="palette", threads=1, out=tmp_path / "run")
+    tokenloom.train("mnist-5k", task="image-generation", image_tokenizer="palette", threads=1, out=tmp_path / "run")
     used = seconds() - before
     found = measured_pixels(tmp_path / "run")
     print(used, found)
     assert used <= 1200
-    assert found["bits_per_cell"] <= 0.512
-    assert found["bits_per_cell"] <= 0.9 * found["neighbor_bits"]
+    assert found["bits_per_token"] <= 0.512
+    assert found["bits_per_token"] <= 0.9 * found["neighbor_bits"]
 
 
 def measured_small(run: Path) -> float:
     """The share of small pictures in which the class is read that was asked for."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
-    parts = split_images(read_images("mnist-5k", task.form))
+    parts = split_images(read_images("mnist-5k", task.image_format))
     read = reader(parts.training.pixels, parts.training.labels)
     return share_read(task, read, 500)[0]
 
 
 def test_small_pixels(tmp_path: Path) -> None:
-    settings = {"tokens": "palette", "resolution": "14", "threads": 1}
+    settings = {"image_tokenizer": "palette", "image_size": "14", "threads": 1}
     tokenloom.train("mnist-5k", task="image-generation", out=tmp_path / "run", **settings)
     share = measured_small(tmp_path / "run")
     print("14 × 14 pixels, class read", share)

@@ -59,7 +59,7 @@ def test_mnist_5k_by_the_defaults(tmp_path: Path) -> None:
 
 
 def test_digits_by_the_defaults(tmp_path: Path) -> None:
-    found = [trained("digits", tmp_path / str(split), split=split) for split in range(5)]
+    found = [trained("digits", tmp_path / str(split), split_seed=split) for split in range(5)]
     print("digits", [one[1:] for one in found])
     assert mean(one[1] for one in found) >= 0.975
     assert max(one[2] for one in found) <= 60
@@ -94,7 +94,7 @@ def test_against_the_number_of_pictures(tmp_path: Path) -> None:
     Pictures as they are, since changed ones teach what convolutions know beforehand; the same number of steps and
     pictures a step for both, whatever the number of pictures.
     """
-    as_they_are = {"shift": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
+    as_they_are = {"translate": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
     rows = []
     for n in (250, 1000, 4000):
         data, held = of_size(tmp_path / str(n), n)
@@ -128,7 +128,7 @@ class Cost:
 
 def cost(patch: int, steps: int) -> Cost:
     """Train on mnist-5k, measured once in the end; rates rise over the same share of the steps."""
-    settings = {"patch": str(patch), "steps": steps, "batch": 64, "warmup": steps // 25, "eval_every": steps}
+    settings = {"patch_size": str(patch), "steps": steps, "batch": 64, "warmup": steps // 25, "eval_every": steps}
     training = tokenloom.fit("mnist-5k", task="image-classification", threads=1, **settings)
     begun, seconds, accuracy = 0.0, 0.0, 0.0
     for event in training:

@@ -15,7 +15,7 @@ from tokenloom.data.sets.images import idx
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
 
-COLOUR = ImageFormat((4, 6), "color")
+RGB = ImageFormat((4, 6), "rgb")
 GREY = ImageFormat((4, 6), "gray")
 
 
@@ -77,7 +77,7 @@ def kinds() -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", kinds())
 def test_every_mode_gives_the_same_picture(kind: str) -> None:
     np.testing.assert_array_equal(decode(kinds()[kind], GREY), grays()[None])
-    np.testing.assert_array_equal(decode(kinds()[kind], COLOUR), grays()[None].repeat(3, 0))
+    np.testing.assert_array_equal(decode(kinds()[kind], RGB), grays()[None].repeat(3, 0))
 
 
 def test_one_bit_pictures_are_black_and_white() -> None:
@@ -91,7 +91,7 @@ def test_alpha_shows_the_background(mode: str) -> None:
     image = Image.new("RGBA", (6, 4), (255, 0, 0, 255))
     image.paste((255, 0, 0, 128), (3, 0, 6, 4))
     raw = saved(image.convert(mode), "TIFF" if mode == "PA" else "PNG")
-    seen = decode(raw, ImageFormat((4, 6), "color", background="#0000ff"))
+    seen = decode(raw, ImageFormat((4, 6), "rgb", background="#0000ff"))
     solid = 76 if mode == "LA" else 255  # The gray of red.
     assert seen[0, 0, 0] == solid
     assert seen[0, 0, 5] == pytest.approx(solid * 128 / 255, abs=1)
@@ -100,7 +100,7 @@ def test_alpha_shows_the_background(mode: str) -> None:
 
 def test_a_color_that_there_is_not_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(saved(Image.fromarray(grays())))
-    with pytest.raises(UserError, match="--background whyte"):
+    with pytest.raises(UserError, match="--background-color whyte"):
         read_images(str(tmp_path), ImageFormat(background="whyte"))
 
 
@@ -132,8 +132,8 @@ def broken() -> dict[str, tuple[bytes, str]]:
         "cut.jpg": (whole[: len(whole) // 2], "damaged"),
         "empty.png": (b"", "empty"),
         "page.jpg": (b"<!DOCTYPE html><html></html>", "web page"),
-        "bomb.png": (bomb(20_000), "400 million|--limit"),
-        "huge.png": (bomb(60_000), "--limit"),
+        "bomb.png": (bomb(20_000), "400 million|--max-megapixels"),
+        "huge.png": (bomb(60_000), "--max-megapixels"),
         "noise.png": (bytes(range(256)), "no picture of a known kind"),
         "cut.png": (saved(Image.fromarray(grays()).resize((60, 40)))[:90], "damaged"),
         "depth.tif": (saved(Image.fromarray(np.full((4, 6), 7.5, np.float32)), "TIFF"), "0 to 1"),
@@ -187,9 +187,9 @@ def test_broken_pictures_are_named_and_left_out_only_when_asked(tmp_path: Path) 
         (root / "b" / name).write_bytes(raw)
     for whole in ("0.png", "1.png"):
         (root / "b" / whole).unlink()
-    with pytest.raises(UserError, match=r"8 of 12 pictures cannot be read: b/bomb.png \(.*and 3 more.*--skip-broken"):
+    with pytest.raises(UserError, match=r"8 of 12 pictures cannot be read: b/bomb.png \(.*and 3 more.*--skip-corrupt"):
         read_images(str(root))
-    data = read_images(str(root), skip_broken=True)
+    data = read_images(str(root), skip_corrupt=True)
     assert sorted(name for name, _ in data.skipped) == sorted(f"b/{name}" for name in broken())
     # The class is empty then, and the numbers of the others stay.
     assert data.labels.tolist() == [0, 0, 2, 2]
@@ -199,7 +199,7 @@ def test_broken_pictures_are_named_and_left_out_only_when_asked(tmp_path: Path) 
 def test_all_broken_is_refused_even_when_asked(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"no")
     with pytest.raises(UserError, match="1 of 1 picture"):
-        read_images(str(tmp_path), skip_broken=True)
+        read_images(str(tmp_path), skip_corrupt=True)
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
@@ -244,7 +244,7 @@ def test_color_without_color_is_gray_and_animations_are_noted(tmp_path: Path) ->
 
 def test_parts_are_no_classes(tmp_path: Path) -> None:
     folder_of(tmp_path / "d", train=1, val=1)
-    with pytest.raises(UserError, match="--validation"):
+    with pytest.raises(UserError, match="--val-data"):
         read_images(str(tmp_path / "d"))
 
 
@@ -282,7 +282,7 @@ def test_digits_are_built_in() -> None:
     assert data.pixels.shape == (1797, 1, 8, 8)
     assert data.pixels.max() == 255
     assert np.bincount(data.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    larger = read_images("digits", ImageFormat((16, 16), "color"))
+    larger = read_images("digits", ImageFormat((16, 16), "rgb"))
     assert larger.pixels.shape == (1797, 3, 16, 16)
     np.testing.assert_array_equal(refitted(data.pixels, larger.form)[:9], larger.pixels[:9])
 
@@ -304,7 +304,7 @@ def test_a_table_of_paths_is_known_by_its_beginning(tmp_path: Path) -> None:
 def test_more_pictures_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 100}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    with pytest.raises(UserError, match=r"1,797 pictures of 64 × 32 pixels need 0.0 GB .* --resolution brings them"):
+    with pytest.raises(UserError, match=r"1,797 pictures of 64 × 32 pixels need 0.0 GB .* --image-size brings them"):
         read_images("digits", ImageFormat((32, 64)))
     # 3 · 1,797 · 64 bytes are 84 pages and a bit.
     assert len(read_images("digits")) == 1797

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.word_vectors import BLOCK, WordVectors, neighbors_of, surroundings
+from tokenloom.models.word_vectors import BLOCK, WordVectors, neighbors_of, window_mask
 
 
 def model_of(kind: str, window: int, width: int = 6) -> WordVectors:
@@ -44,8 +44,8 @@ def test_skip_gram_is_each_word_times_each_beside_it(N: int, window: int) -> Non
 def test_cbow_is_the_mean_of_the_words_around_times_the_word(N: int) -> None:
     window = 2
     model, (ids, negatives, reach) = model_of("cbow", window), rows(N)
-    around = surroundings(torch.zeros_like(ids), reach % (window + 1), window)
-    streams = {"words": Stream(ids=ids), "negatives": Stream(ids=negatives), "around": Stream(features=around)}
+    around = window_mask(torch.zeros_like(ids), reach % (window + 1), window)
+    streams = {"words": Stream(ids=ids), "negatives": Stream(ids=negatives), "window": Stream(features=around)}
     positive, negative = model(Batch(streams))
     v, u = model.words.weight, model.outputs.weight
     for b in range(2):
@@ -57,10 +57,10 @@ def test_cbow_is_the_mean_of_the_words_around_times_the_word(N: int) -> None:
             torch.testing.assert_close(negative[b, n], u[negatives[b]] @ mean)
 
 
-def test_the_surroundings_of_a_row_with_two_documents_and_padding() -> None:
+def test_the_window_mask_of_a_row_with_two_documents_and_padding() -> None:
     """Worked by hand: places 0 1 2 | 3 4 and one of padding; reach 1 2 2 1 2."""
     segments = torch.tensor([[0, 0, 0, 1, 1, -1]])
-    inside = surroundings(segments, torch.tensor([[1, 2, 2, 1, 2, 2]]), 2)[0].int().tolist()
+    inside = window_mask(segments, torch.tensor([[1, 2, 2, 1, 2, 2]]), 2)[0].int().tolist()
     # Columns: −2, −1, 1, 2.
     assert inside == [[0, 0, 1, 0], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
 
@@ -69,7 +69,7 @@ def test_gradients_go_to_the_words_that_took_part() -> None:
     model = model_of("skip-gram", 2)
     batch = Batch({"words": Stream(ids=torch.tensor([[1, 2, 3]])), "negatives": Stream(ids=torch.tensor([[4]]))})
     positive, negative = model(batch)
-    asked = surroundings(torch.zeros(1, 3, dtype=torch.int64), torch.full((1, 3), 2), 2)
+    asked = window_mask(torch.zeros(1, 3, dtype=torch.int64), torch.full((1, 3), 2), 2)
     ((positive * asked).sum() + negative.sum()).backward()
     assert model.words.weight.grad is not None
     assert model.outputs.weight.grad is not None

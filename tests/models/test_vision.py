@@ -13,11 +13,11 @@ PLAIN = {
     "mlp": {"kind": "plain", "activation": "gelu", "bias": True},
     "norm": "layer",
     "qk_norm": None,
-    "read": "class",
+    "pool": "cls",
     "bias": True,
     "start": "plain",
 }
-CONFIG = VisionConfig(grid=(3, 2), inputs=24, outputs=5, width=16, depth=2, heads=2, read="class")
+CONFIG = VisionConfig(grid=(3, 2), inputs=24, outputs=5, width=16, depth=2, heads=2, pool="cls")
 
 
 def test_it_agrees_with_transformers() -> None:
@@ -99,10 +99,10 @@ def image(seed: int = 0) -> torch.Tensor:
     return torch.randn(2, 6, 24, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("read", ["class", "mean"])
+@pytest.mark.parametrize("pool", ["cls", "mean"])
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_padding_changes_nothing_and_places_matter(read: str, positions: str) -> None:
-    model = perturbed(VisionConfig(**{**CONFIG.as_dict(), "read": read, "positions": positions}))
+def test_padding_changes_nothing_and_places_matter(pool: str, positions: str) -> None:
+    model = perturbed(VisionConfig(**{**CONFIG.as_dict(), "pool": pool, "positions": positions}))
     X = image()
     alone = model(Batch({"image": Stream(features=X)}))
     padded = torch.cat((torch.full((2, 3, 24), 1e3, dtype=torch.float64), X), 1)
@@ -142,9 +142,9 @@ def test_taps_show_the_patterns() -> None:
 
 
 def test_a_kind_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="no last among"):
-        VisionTransformer(VisionConfig(**{**CONFIG.as_dict(), "read": "last"}))
-    with pytest.raises(ValueError, match="4 divides"):
+    with pytest.raises(ValueError, match="pool last is not in"):
+        VisionTransformer(VisionConfig(**{**CONFIG.as_dict(), "pool": "last"}))
+    with pytest.raises(ValueError, match="divisible by 4"):
         VisionTransformer(VisionConfig(**{**CONFIG.as_dict(), "width": 6, "positions": "sinusoidal"}))
 
 

@@ -96,7 +96,7 @@ def test_convolutions_are_counted_at_their_places(sides: tuple[int, int]) -> Non
     H, W = sides
     cnn = ConvolutionalNetwork(ConvolutionalConfig((3, H, W), 5, width=8, depth=2))
     codes = VQVAE(VQVAEConfig(H, W, 3, factor=4, codes=6, features=16, depth=4))
-    for model, name in ((cnn, "image"), (codes, "picture")):
+    for model, name in ((cnn, "image"), (codes, "image")):
         counter = FlopCounterMode(display=False)
         with torch.no_grad(), counter:
             model(Batch({name: Stream(features=torch.rand(2, H * W, 3))}))

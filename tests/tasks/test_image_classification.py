@@ -13,13 +13,12 @@ from tokenloom.data.images import read_images
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines import svm as vectors
 from tokenloom.evaluation.baselines.svm import block, support_vector_accuracy, values_of
-from tokenloom.inspection.image_attention import rollout
+from tokenloom.inspection.attention import rollout
 from tokenloom.plotting import loss_curve as curves
 from tokenloom.plotting.overlay import draw_overlays
 from tokenloom.tasks import image_classification
-from tokenloom.tasks._image_examples import stripes
-from tokenloom.tasks._image_settings import ImageClassificationSettings, pair
-from tokenloom.tasks.image_classification import ImageClassification
+from tokenloom.tasks._images import parse_size
+from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings, stripes
 from tokenloom.training.batches import BatchContext
 
 TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1, "heads": 2, "threads": 1}
@@ -27,10 +26,10 @@ TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1,
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run that tells lying from standing stripes, and the folder it was trained on."""
-    folder = tmp_path_factory.mktemp("pictures")
+    """A run that tells horizontal from vertical stripes, and the folder it was trained on."""
+    folder = tmp_path_factory.mktemp("images")
     data = stripes(folder)
-    tokenloom.train(data, out=folder / "run", steps=60, patch="4", read="class", shift=0.0, rotate=0.0, **TINY)
+    tokenloom.train(data, out=folder / "run", steps=60, patch_size="4", pool="cls", translate=0.0, rotate=0.0, **TINY)
     return folder / "run", Path(data)
 
 
@@ -48,7 +47,7 @@ def test_a_newcomers_folder_is_learnt_and_used(run: tuple[Path, Path], capsys: p
     assert [answer["file"] for answer in answers] == files[:2]
     assert answers[0]["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-5)
     assert main(["predict", str(folder), files[0]]) == 0
-    assert capsys.readouterr().out.startswith("label     probability")
+    assert capsys.readouterr().out.startswith("label       probability")
     assert {"confusion.png", "confusion-dark.png", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
 
 
@@ -56,7 +55,7 @@ def test_use_sees_what_training_saw(run: tuple[Path, Path]) -> None:
     """Training-time = serving-time preprocessing: files one by one are the pictures that were read as data."""
     task: Any = tokenloom.load(run[0])
     data = read_images(str(run[1]))
-    pixels = task.pixels_of([str(run[1] / id) for id in data.ids])
+    pixels = task.read_files([str(run[1] / id) for id in data.ids])
     np.testing.assert_array_equal(pixels.numpy(), data.pixels)
 
 
@@ -64,17 +63,17 @@ def test_evaluate_has_the_tables(run: tuple[Path, Path], capsys: pytest.CaptureF
     assert main(["evaluate", str(run[0]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     counts = np.array(found["confusion"]["counts"])
-    assert counts.sum() == found["pictures"] == 5
+    assert counts.sum() == found["images"] == 5
     assert found["accuracy"] == counts.trace() / 5
     assert main(["evaluate", str(run[0])]) == 0
-    assert "measured on: 5 pictures" in capsys.readouterr().out
+    assert "measured on: 5 images" in capsys.readouterr().out
 
 
 def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path: Path) -> None:
     """A class that the run does not know counts as wrong, and the numbers of the others do not shift."""
     task: Any = tokenloom.load(run[0])
-    shutil.copytree(run[1] / "standing", tmp_path / "d" / "standing")
-    shutil.copytree(run[1] / "lying", tmp_path / "d" / "across")
+    shutil.copytree(run[1] / "vertical", tmp_path / "d" / "vertical")
+    shutil.copytree(run[1] / "horizontal", tmp_path / "d" / "across")
     samples = task.load_samples(str(tmp_path / "d"))
     assert sorted(set(samples.labels.tolist())) == [-100, 1]
     counts = np.array(task.evaluate(str(tmp_path / "d"))["confusion"]["counts"])
@@ -85,14 +84,17 @@ def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path:
 def test_other_data_without_a_known_class_are_refused(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(run[1] / "standing", tmp_path / "d" / "upright")
-    shutil.copytree(run[1] / "standing", tmp_path / "flat")
-    for name, words in (("d", "has labels upright, and this run has learned lying, standing"), ("flat", "no labels")):
+    shutil.copytree(run[1] / "vertical", tmp_path / "d" / "upright")
+    shutil.copytree(run[1] / "vertical", tmp_path / "flat")
+    for name, words in (
+        ("d", "has labels upright, and this run has learned horizontal, vertical"),
+        ("flat", "no labels"),
+    ):
         assert main(["evaluate", str(run[0]), "--data", str(tmp_path / name)]) == 2
         assert words in capsys.readouterr().err
     (tmp_path / "d" / "upright" / "cut.png").write_bytes(b"")
     assert main(["evaluate", str(run[0]), "--data", str(tmp_path / "d")]) == 2
-    assert "--skip-broken" not in capsys.readouterr().err, "which evaluate does not have"
+    assert "--skip-corrupt" not in capsys.readouterr().err, "which evaluate does not have"
 
 
 def test_augmentation_is_of_training_alone_and_keyed_by_sample(run: tuple[Path, Path]) -> None:
@@ -110,21 +112,21 @@ def test_augmentation_is_of_training_alone_and_keyed_by_sample(run: tuple[Path, 
     assert torch.equal(batch(keys, 3)[[4, 1]], batch(keys[[4, 1]], 3))
 
 
-def test_looking_is_drawn(run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = next((run[1] / "lying").iterdir())
-    out = tmp_path / "look.png"
+def test_attention_is_drawn(run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = next((run[1] / "horizontal").iterdir())
+    out = tmp_path / "attention.png"
     assert main(["inspect", str(run[0]), "attention", str(file), "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert out.stat().st_size > 5000
-    assert set(found["maps"]) == {"layer 1, all heads", "rollout", "head 1", "head 2"}
+    assert set(found["maps"]) == {"layer 1, mean", "rollout", "head 1", "head 2"}
     heads = np.array([found["maps"]["head 1"], found["maps"]["head 2"]])
     assert heads.shape == (2, 2, 2)
     assert bool((heads >= 0).all())
     assert bool((heads.sum((1, 2)) < 1).all()), "a share is the class token's own"
-    np.testing.assert_allclose(found["maps"]["layer 1, all heads"], heads.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found["maps"]["layer 1, mean"], heads.mean(0), atol=1e-6)
     # One layer: half of the mean attention, the other half being the residual connection.
     np.testing.assert_allclose(found["maps"]["rollout"], heads.mean(0) / 2, atol=1e-6)
-    for words, message in ((["--layer", "2"], "layers 1 to 1"), ([], "nothing to look at")):
+    for words, message in ((["--layer", "2"], "layers 1 to 1"), ([], "no image to inspect")):
         assert main(["inspect", str(run[0]), "attention", *([str(file)] if words else []), *words]) == 2
         assert message in capsys.readouterr().err
 
@@ -190,18 +192,18 @@ def test_large_pictures_are_averaged_for_the_simple_method() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"patch": "3"}, "does not divide by 3, but by 1, 2, 4, 8"),
-        ({"patch": "x"}, "--patch x"),
-        ({"resolution": "9x8x7"}, "--resolution 9x8x7"),
+        ({"patch_size": "3"}, "--patch-size 3: must divide the height of 8 pixels: 1, 2, 4, 8"),
+        ({"patch_size": "x"}, "--patch-size x"),
+        ({"image_size": "9x8x7"}, "--image-size 9x8x7"),
         ({"width": 15, "heads": 2}, "--width 15"),
-        ({"width": 6, "heads": 2, "positions": "sinusoidal"}, "4 divides"),
-        ({"model": "cnn", "patch": "2"}, "--patch has no effect with --model cnn"),
-        ({"shift": -0.1}, "--shift -0.1"),
-        ({"flip": 2.0}, "--flip 2"),
+        ({"width": 6, "heads": 2, "positions": "sinusoidal"}, "divisible by 4"),
+        ({"model": "cnn", "patch_size": "2"}, "--patch-size has no effect with --model cnn"),
+        ({"translate": -0.1}, "--translate -0.1"),
+        ({"hflip": 2.0}, "--hflip 2"),
         ({"dropout": 1.0}, "--dropout 1"),
-        ({"limit": 0.0}, "--limit 0"),
+        ({"max_megapixels": 0.0}, "--max-megapixels 0"),
         ({"val_fraction": 1.0}, "--val-fraction 1"),
-        ({"val_fraction": 0.5, "validation": "x"}, "no effect with --validation"),
+        ({"val_fraction": 0.5, "val_data": "x"}, "no effect with --val-data"),
     ],
 )
 def test_what_cannot_be_is_refused(run: tuple[Path, Path], settings: dict[str, Any], words: str) -> None:
@@ -209,27 +211,27 @@ def test_what_cannot_be_is_refused(run: tuple[Path, Path], settings: dict[str, A
         ImageClassification(ImageClassificationSettings(**settings)).prepare(str(run[1]))
 
 
-def test_many_pictures_are_changed_less(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the root of how often each is seen: √(8 / 60) of what few are; what was given stays."""
+def test_many_images_are_augmented_less(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the square root of the epochs: √(8 / 60) of the full strength; what was given stays."""
 
-    def told(**settings: float) -> tuple[float, ...]:
+    def augmentation(**settings: float) -> tuple[float, ...]:
         task = ImageClassification(ImageClassificationSettings(**settings))  # type: ignore[arg-type]
         task.prepare(str(run[1]))
-        how = task.augmentation
-        return how.shift, how.rotate, how.scale, how.elastic
+        how = task.settings
+        return how.translate, how.rotate, how.scale, how.elastic
 
-    assert told() == (0.07, 10.0, 0.1, 0.04)
-    monkeypatch.setattr(image_classification, "SEEN", 1)
-    assert told() == pytest.approx((0.0256, 3.65, 0.0365, 0.0146), rel=0.03)
-    assert told(rotate=7.0)[1] == 7.0
+    assert augmentation() == (0.07, 10.0, 0.1, 0.04)
+    monkeypatch.setattr(image_classification, "IMAGES_SEEN", 1)
+    assert augmentation() == pytest.approx((0.0256, 3.65, 0.0365, 0.0146), rel=0.03)
+    assert augmentation(rotate=7.0)[1] == 7.0
 
 
-def test_the_plan_is_in_pictures(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_counts_images(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(run[1]), "--task", "image-classification", "--width", "16", "--depth", "1", "--threads", "1"]
     assert main([*words, "--steps", "3", "--batch", "8", "--dry-run"]) == 0
     told = capsys.readouterr().err
-    assert "pictures/s measured" in told
-    assert "3 steps of 8 pictures" in told
+    assert "images/s measured" in told
+    assert "3 steps of 8 images" in told
 
 
 @pytest.mark.parametrize(("model", "sequence"), [("vit", 16), ("cnn", 64)])
@@ -254,24 +256,25 @@ def test_settings_of_transformers_are_refused_for_others(
     assert not (tmp_path / "r").exists()
 
 
-def test_the_curve_is_in_nats_a_picture(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_is_in_nats_per_image(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
     monkeypatch.setattr(curves, "draw_loss_curve", lambda *args, unit, **options: drawn.append(unit))
     tokenloom.train(run[1], out=run[0].with_name("other"), steps=1, **TINY)
-    assert drawn == ["nats a picture"]
+    assert drawn == ["nats/image"]
 
 
 def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "flat"):
-        shutil.copytree(run[1] / "lying", folder / "lying" if folder.name == "one" else folder)
-        with pytest.raises(UserError, match="pictures of two classes are needed"):
+        shutil.copytree(run[1] / "horizontal", folder / "horizontal" if folder.name == "one" else folder)
+        with pytest.raises(UserError, match="images of at least two classes are needed"):
             ImageClassification().prepare(str(folder))
 
 
 def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp_path: Path) -> None:
-    """Positions are stretched, everything else comes along, and so does the readout of the same classes."""
+    """Positions are resized, all else is copied, the head of the same classes too."""
     out = tmp_path / "larger"
-    tokenloom.train(run[1], task="image-classification", init=str(run[0]), resolution="16", steps=1, lr=0.0, out=out)
+    init: dict[str, Any] = {"task": "image-classification", "init": str(run[0]), "steps": 1}
+    tokenloom.train(run[1], image_size="16", lr=0.0, out=out, **init)
     large, small = tokenloom.load(out), tokenloom.load(run[0])
     assert isinstance(large, ImageClassification)
     assert large.patches.grid == (4, 4)
@@ -280,12 +283,10 @@ def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp
     assert ours["backbone.positions.table"].shape == (17, 16)
     assert torch.equal(ours["backbone.positions.table"][0], theirs["backbone.positions.table"][0])
     assert torch.equal(ours["head.weight"], theirs["head.weight"])
-    with pytest.raises(UserError, match=r"--resolution 18: .* has patches of 4 × 4 pixels, which do not fit"):
-        tokenloom.train(
-            run[1], task="image-classification", init=str(run[0]), resolution="18", steps=1, out=tmp_path / "no"
-        )
-    with pytest.raises(UserError, match="--patch 2: the run that --init names has 4x4"):
-        tokenloom.train(run[1], task="image-classification", init=str(run[0]), patch="2", steps=1, out=tmp_path / "no")
+    with pytest.raises(UserError, match="--image-size 18: must be a multiple of the patches of 4 × 4 pixels"):
+        tokenloom.train(run[1], image_size="18", out=tmp_path / "no", **init)
+    with pytest.raises(UserError, match="--patch-size 2: the run of --init-from has 4x4"):
+        tokenloom.train(run[1], patch_size="2", out=tmp_path / "no", **init)
 
 
 def test_a_damaged_file_to_predict_is_named(run: tuple[Path, Path], tmp_path: Path) -> None:
@@ -305,6 +306,6 @@ def test_a_tokenizer_that_is_another_is_refused(run: tuple[Path, Path], tmp_path
         tokenloom.load(tmp_path / "run")
 
 
-def test_pairs() -> None:
-    assert pair("patch", "7") == (7, 7)
-    assert pair("patch", "28x20") == pair("patch", "28×20") == (28, 20)
+def test_sizes() -> None:
+    assert parse_size("patch_size", "7") == (7, 7)
+    assert parse_size("patch_size", "28x20") == parse_size("patch_size", "28×20") == (28, 20)

@@ -39,7 +39,7 @@ def test_a_patch_is_the_same_as_a_strided_convolution_sees() -> None:
 
 
 def test_patches_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match=r"a width of 28 pixels does not divide by 5, but by 1, 2, 4, 7, 14, 28"):
+    with pytest.raises(UserError, match=r"--patch-size 5: must divide the width of 28 pixels: 1, 2, 4, 7, 14, 28"):
         Patches((1, 28, 28), (7, 5))
     with pytest.raises(ValueError, match=r"\(1, 8, 9\)"):
         Patches((1, 8, 8), (2, 2)).encode(torch.zeros(1, 1, 8, 9))
@@ -52,5 +52,5 @@ def test_saved_is_loaded(tmp_path: Path) -> None:
     assert again.as_dict() == patches.as_dict()
     assert again.fingerprint() == patches.fingerprint() != Patches((1, 8, 6), (4, 2), [0.25], [0.125]).fingerprint()
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot be read as a tokenizer of pictures"):
+    with pytest.raises(UserError, match="cannot be read as an image tokenizer"):
         Patches.load(tmp_path / "tokenizer.json")

@@ -27,7 +27,7 @@ USUAL_SIDE, LARGEST_SIDE = 64, 128
 # Fewer files are decoded again sooner than the cache is worth it.
 _WORTH_KEEPING = 200
 _KEPT = 16
-_VERSION = 1  # Of how files are decoded: another number, and nothing that is cached is used.
+_VERSION = 2  # Of how files are decoded: another number, and nothing that is cached is used.
 _SHOWN = 5
 
 Files = Sequence[tuple[str, Path]]
@@ -60,7 +60,7 @@ def decode_all(files: Files, form: ImageFormat) -> Decoded:
 def _decode(files: Files, form: ImageFormat) -> Decoded:
     broken: list[tuple[str, str]] = []
     headers: dict[str, Header] = {}
-    for id, path in track_progress(files, "pictures looked at", len(files)):
+    for id, path in track_progress(files, "images inspected", len(files)):
         try:
             headers[id] = header(_bytes(path), form)
         except Unreadable as error:
@@ -70,7 +70,7 @@ def _decode(files: Files, form: ImageFormat) -> Decoded:
     check_memory(len(headers), settled)
     pixels = np.empty((len(headers), *settled.shape), dtype=np.uint8)
     n = 0
-    for id, path in track_progress(files, "pictures decoded", len(files)):
+    for id, path in track_progress(files, "images decoded", len(files)):
         if id in headers:
             try:
                 pixels[n] = decode(_bytes(path), settled)
@@ -78,9 +78,9 @@ def _decode(files: Files, form: ImageFormat) -> Decoded:
             except Unreadable as error:
                 broken.append((id, str(error)))
     pixels = pixels[:n]
-    if form.mode is None and settled.mode == "color" and n and (pixels == pixels[:, :1]).all():
+    if form.mode is None and settled.mode == "rgb" and n and (pixels == pixels[:, :1]).all():
         settled, pixels = replace(settled, mode="gray"), np.ascontiguousarray(pixels[:, :1])
-        notes.append("none of the pictures has color: they are read as gray (--mode color keeps three channels)")
+        notes.append("none of the pictures has color: they are read as gray (--color-mode rgb keeps three channels)")
     moving = [id for id, found in headers.items() if found.animated]
     if moving:
         notes.append(f"the first frame alone is read of {counted(len(moving), 'animation')}: {some(moving, _SHOWN)}")
@@ -95,7 +95,7 @@ def check_memory(n: int, form: ImageFormat) -> None:
     if need > there:
         raise UserError(
             f"{n:,} pictures of {W} × {H} pixels need {need / 1e9:,.1f} GB of memory, and this machine has"
-            f" {there / 1e9:,.1f}: --resolution brings them to fewer pixels"
+            f" {there / 1e9:,.1f}: --image-size brings them to fewer pixels"
         )
 
 
@@ -107,12 +107,12 @@ def settle(headers: Sequence[Header], form: ImageFormat, notes: list[str]) -> Im
         size = next(iter(sizes), (USUAL_SIDE, USUAL_SIDE))
         if len(sizes) > 1 or max(size) > LARGEST_SIDE:
             size = (USUAL_SIDE, USUAL_SIDE)
-    mode = form.mode or ("gray" if all(found.mode == "gray" for found in headers) else "color")
+    mode = form.mode or ("gray" if all(found.mode == "gray" for found in headers) else "rgb")
     if any(found != size for found in sizes):
         how = {"crop": "cut to the middle", "pad": "with borders", "stretch": "stretched"}[form.fit]
         smallest, largest = (choose(sizes, key=lambda size: size[0] * size[1]) for choose in (min, max))
         have = f"{_shown(smallest)} pixels" if len(sizes) == 1 else f"{_shown(smallest)} to {_shown(largest)} pixels"
-        notes.append(f"pictures of {have} are brought to {_shown(size)}, {how} (--resolution, --fit)")
+        notes.append(f"pictures of {have} are brought to {_shown(size)}, {how} (--image-size, --resize-mode)")
     return replace(form, size=size, mode=mode)
 
 

@@ -20,7 +20,7 @@ from tokenloom.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Mode = Literal["gray", "color"]
+Mode = Literal["gray", "rgb"]
 Fit = Literal["crop", "pad", "stretch"]
 Pixels = NDArray[np.uint8]
 
@@ -29,7 +29,7 @@ ENDINGS = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".jp2", ".avif", ".pcx"}
 )
-CHANNELS: dict[Mode, int] = {"gray": 1, "color": 3}
+CHANNELS: dict[Mode, int] = {"gray": 1, "rgb": 3}
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 
 
@@ -91,7 +91,7 @@ def background_color(name: str) -> tuple[int, int, int]:
     try:
         red, green, blue = pillow().ImageColor.getrgb(name)[:3]
     except ValueError:
-        raise UserError(f"--background {name}: no such color: give a name such as white, or #rrggbb") from None
+        raise UserError(f"--background-color {name}: no such color: give a name such as white, or #rrggbb") from None
     return red, green, blue
 
 
@@ -101,7 +101,7 @@ def header(raw: bytes, form: ImageFormat) -> Header:
         turned = _orientation(image) >= 5
         width, height = image.size[::-1] if turned else image.size
         gray = image.mode in _GREY_MODES
-        return Header((height, width), "gray" if gray else "color", bool(getattr(image, "is_animated", False)))
+        return Header((height, width), "gray" if gray else "rgb", bool(getattr(image, "is_animated", False)))
 
 
 def decode(raw: bytes, form: ImageFormat) -> Pixels:
@@ -157,7 +157,7 @@ def _opened(raw: bytes, form: ImageFormat) -> Iterator[Image]:
             width, height = image.size
             if width * height > form.limit:
                 most = f"{form.limit / 1e6:,.6g} million"
-                raise Unreadable(f"{width:,} × {height:,} pixels are more than the {most} that --limit allows")
+                raise Unreadable(f"{width:,} × {height:,} pixels are more than the {most} that --max-megapixels allows")
             yield image
     except Unreadable:
         raise

@@ -33,6 +33,7 @@ from tokenloom.utils.names import counted, some
 PATHS = ("path", "file", "file_name", "filename", "image", "picture", "img", "image_path", "filepath", "photo")
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _SHOWN = 5
+_COLUMN_OPTIONS = "--image-column, --label-column and --header"
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def of_arrays(
 ) -> ImageData:
     """Pictures that are there as an array already, as a built-in set has them."""
     _, C, H, W = pixels.shape
-    form = ImageFormat((H, W), "gray" if C == 1 else "color")
+    form = ImageFormat((H, W), "gray" if C == 1 else "rgb")
     return ImageData(pixels, ids, labels.astype(np.int64), classes, form, groups)
 
 
@@ -113,7 +114,7 @@ def read_images(
     form: ImageFormat | None = None,
     *,
     columns: LabelColumns | None = None,
-    skip_broken: bool | None = False,
+    skip_corrupt: bool | None = False,
 ) -> ImageData:
     """Pictures from whatever `source` names.
 
@@ -123,7 +124,7 @@ def read_images(
     - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` with a path and a label a row, the paths from where the table lies.
 
     form: what is None in it is found: the size that all share, if they do and it is not large, and gray if none has
-    color. skip_broken: leave out pictures that cannot be read instead of refusing all; None refuses, and
+    color. skip_corrupt: leave out pictures that cannot be read instead of refusing all; None refuses, and
     offers no option.
 
     Raises UserError, naming the files, for broken pictures, and where there are none.
@@ -131,14 +132,14 @@ def read_images(
     form = form or ImageFormat()
     if source in recipes.names():
         if columns not in (None, LabelColumns()):
-            raise UserError(f"{source} is a built-in data set: --column, --label and --header do not apply to it")
+            raise UserError(f"{source} is a built-in data set: {_COLUMN_OPTIONS} do not apply to it")
         return _in_form(recipes.load_as(source, ImageData, "pictures"), form)
     path = Path(source)
     if not source or not os.path.lexists(path):
         raise UserError(no_such(source) if source else "the pictures have no name: give a folder or a table")
     if path.is_dir():
         if columns not in (None, LabelColumns()):
-            raise UserError(f"{shown_path(source)} is a folder: --column, --label and --header do not apply to it")
+            raise UserError(f"{shown_path(source)} is a folder: {_COLUMN_OPTIONS} do not apply to it")
         found = _folder(path)
     elif path.suffix.lower() in JSON_ENDINGS + TABLE_ENDINGS:
         found = _table(path, columns or LabelColumns())
@@ -148,7 +149,7 @@ def read_images(
             " labels"
         )
     name = printable_path(path.resolve().name or source)
-    return _decoded(found, form, name, skip_broken)
+    return _decoded(found, form, name, skip_corrupt)
 
 
 def looks_like_images(source: str) -> str | None:
@@ -192,7 +193,7 @@ def _folder(root: Path) -> _Found:
     if len(folders) > 1 and set(map(str.casefold, folders)) <= _PARTS:
         raise UserError(
             f"{shown_path(str(root))}: its folders are called {some(folders)}, which are parts and no classes: give"
-            f" {root / folders[0]} as the data, and another with --validation"
+            f" {root / folders[0]} as the data, and another with --val-data"
         )
     if not inside and not outside:
         reasons = f": {some((f'{name} ({reason})' for name, reason in skipped), 3)}" if skipped else ""
@@ -225,7 +226,7 @@ def _table(path: Path, columns: LabelColumns) -> _Found:
     return _Found(list(files.values()), data.classes, list(data.skipped), notes)
 
 
-def _decoded(found: _Found, form: ImageFormat, name: str, skip_broken: bool | None) -> ImageData:
+def _decoded(found: _Found, form: ImageFormat, name: str, skip_corrupt: bool | None) -> ImageData:
     pillow()
     background_color(form.background)
     read = decode_all([(id, path) for id, path, _ in found.files], form)
@@ -234,8 +235,8 @@ def _decoded(found: _Found, form: ImageFormat, name: str, skip_broken: bool | No
         what = f"{len(read.broken):,} of {counted(len(found.files), 'picture')} cannot be read: {listed}"
         if len(read.broken) == len(found.files):
             raise UserError(f"{name}: {what}")
-        if not skip_broken:
-            raise UserError(f"{name}: {what}" + ("" if skip_broken is None else "; --skip-broken goes on without them"))
+        if not skip_corrupt:
+            raise UserError(f"{name}: {what}" + ("" if skip_corrupt is None else "; --skip-corrupt leaves them out"))
     gone = {id for id, _ in read.broken}
     files = [file for file in found.files if file[0] not in gone]
     number = {label: place for place, label in enumerate(found.classes)}

@@ -21,7 +21,7 @@ from tokenloom.training.events import Baseline, Finished, StepFinished
 FULL, QUICK = "mnist-5k", "digits"
 OWN = "own figure"
 # Pictures as they are: what turning and bending them brings is the same prior knowledge as a convolution.
-UNCHANGED = {"shift": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
+UNCHANGED = {"translate": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ FEW_TO_MANY = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360)
 def readers(bench: Bench, held: float, models: Sequence[str] = ("vit", "cnn")) -> list[Reader]:
     """4.1's transformer and convolutional network, with a share of the pictures held out."""
     size, steps = ("8", 40) if bench.quick else ("12", 500)
-    common = {"val_fraction": held, "resolution": size, "batch": 32, "steps": steps, **UNCHANGED}
+    common = {"val_fraction": held, "image_size": size, "batch": 32, "steps": steps, **UNCHANGED}
     bodies: dict[str, dict[str, Any]] = {
-        "vit": {"patch": "2" if bench.quick else "3", "read": "class", "width": 64, "depth": 3, "heads": 4},
+        "vit": {"patch_size": "2" if bench.quick else "3", "pool": "cls", "width": 64, "depth": 3, "heads": 4},
         "cnn": {"width": 32, "depth": 2},
     }
     data = QUICK if bench.quick else FULL
@@ -200,7 +200,7 @@ def patches(bench: Bench) -> Outcome:
     sides = (8, 4, 2, 1) if bench.quick else (12, 6, 3, 2, 1)
 
     def trained(patch: int, steps: int) -> Reader:
-        body = {"resolution": str(side), "patch": str(patch), "read": "mean", "width": 48, "depth": 2, "heads": 4}
+        body = {"image_size": str(side), "patch_size": str(patch), "pool": "mean", "width": 48, "depth": 2, "heads": 4}
         return reader(bench, data, **body, batch=32, steps=steps, warmup=steps // 25, **UNCHANGED)
 
     epochs = [trained(patch, steps) for patch in sides]

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 import tokenloom
 from tokenloom.data.image_files import Pixels
+from tokenloom.evaluation.baselines.grid_counts import neighbor_nats
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, experiment, holds, shown
 from tokenloom.lab.image_classification import FULL, OWN, QUICK, judge, rounded
 from tokenloom.plotting.svg import Line, Panel, Picture
-from tokenloom.tasks._image_cells import CellSamples, neighbor_nats
+from tokenloom.tasks._image_tokens import TokenizedImages
 from tokenloom.tasks.image_generation import ImageGeneration
 from tokenloom.tokenizers.palette import Palette
 from tokenloom.training.events import Finished, StepFinished
@@ -40,7 +41,7 @@ class Painter:
     @property
     def pair(self) -> str:
         """Bits and error belong together: cells that lose more of a picture are told in fewer bits."""
-        return f"{self.metrics['bits_per_dimension']:.3f} bits, {self.metrics['squared_error']:.5f}"
+        return f"{self.metrics['bits_per_dim']:.3f} bits, {self.metrics['mse']:.5f}"
 
 
 def painter(bench: Bench, tokens: str) -> Painter:
@@ -52,11 +53,11 @@ def _painter(bench: Bench, tokens: str) -> Painter:
     if tokens == "palette":
         settings: dict[str, Any] = {"steps": 40 if bench.quick else 400, "batch": 16}
     else:
-        settings = {"factor": 2, "copies": 2, "codes": 16 if bench.quick else 64}
-        settings |= {"codes_steps": 40 if bench.quick else 150, "steps": 60 if bench.quick else 300}
+        settings = {"downsample_factor": 2, "augmentations_per_image": 2, "codebook_size": 16 if bench.quick else 64}
+        settings |= {"tokenizer_steps": 40 if bench.quick else 150, "steps": 60 if bench.quick else 300}
         settings |= {"batch": 32 if bench.quick else 64}
     size, data = ("8", QUICK) if bench.quick else ("12", FULL)
-    settings |= {"tokens": tokens, "resolution": size, "eval_every": settings["steps"], **BODY}
+    settings |= {"image_tokenizer": tokens, "image_size": size, "eval_every": settings["steps"], **BODY}
     began = time.process_time()
     training = tokenloom.fit(data, task="image-generation", seed=bench.seed, threads=1, **settings)
     metrics: dict[str, float] = {}
@@ -72,8 +73,8 @@ def _painter(bench: Bench, tokens: str) -> Painter:
 def parts(task: ImageGeneration, bench: Bench) -> tuple[Pixels, Pixels]:
     """The pictures that trained it, and those held out."""
     material = task.prepare(QUICK if bench.quick else FULL)
-    assert isinstance(material.training, CellSamples)
-    assert isinstance(material.validation, CellSamples)
+    assert isinstance(material.training, TokenizedImages)
+    assert isinstance(material.validation, TokenizedImages)
     return material.training.pixels, material.validation.pixels
 
 
@@ -90,7 +91,7 @@ def sheet(pixels: Pixels, columns: int) -> list[Any]:
 
 def samples(task: ImageGeneration, title: str, seed: int) -> Picture:
     """Ten of each class, a class a row; of the codes too."""
-    made = [task.generate(10, class_=name, seed=seed)[0] for name in task.classes]
+    made = [task.generate(10, class_name=name, seed=seed)[0] for name in task.classes]
     caption = "A row a class, ten samples each at temperature 1, none of them chosen."
     return Picture(title, caption, panels=[Panel("", sheet(np.concatenate(made), 10), picture=True)], across=1)
 
@@ -112,7 +113,7 @@ def completions(task: ImageGeneration, seen: Pixels, held: Pixels, seed: int, co
     half = chosen.shape[2] // 2
     given = chosen.copy()
     given[:, :, half:] = 115
-    made = np.stack([task.generate(TIMES, top=picture[:, :half], seed=seed)[0] for picture in chosen])
+    made = np.stack([task.generate(TIMES, complete=picture[:, :half], seed=seed)[0] for picture in chosen])
     plain = (seen[:, :, half:] / 255).mean(0)
     truth = chosen[:, :, half:] / 255
     ours = np.square((made[:, :, :, half:] / 255).mean(1) - truth).mean()
@@ -144,17 +145,17 @@ def pixels(bench: Bench) -> Outcome:
     task, metrics = found.task, found.metrics
     drawn, share = completions(task, *parts(task, bench), bench.seed, 4 if bench.quick else LONG)
     measures = [
-        shown("bits a pixel, by how often each color comes", f"{metrics['histogram_bits']:.3f}"),
+        shown("bits a pixel, by how often each color comes", f"{metrics['unigram_bits']:.3f}"),
         shown("bits a pixel, counts of four neighbors", f"{metrics['neighbor_bits']:.3f}"),
-        shown("bits a pixel, transformer", f"{metrics['bits_per_cell']:.3f}"),
+        shown("bits a pixel, transformer", f"{metrics['bits_per_token']:.3f}"),
     ]
     if bench.quick:
-        ratio = metrics["bits_per_cell"] / metrics["histogram_bits"]
+        ratio = metrics["bits_per_token"] / metrics["unigram_bits"]
         measures.append(at_most("transformer ÷ how often each comes (coarse)", 1.0, ratio, OWN))
     else:
         right = read_right(bench, task, 200)
         measures += [
-            at_most("transformer ÷ counts", 0.85, metrics["bits_per_cell"] / metrics["neighbor_bits"], OWN),
+            at_most("transformer ÷ counts", 0.85, metrics["bits_per_token"] / metrics["neighbor_bits"], OWN),
             at_most("error of completions ÷ of the mean picture", 0.9, share, OWN),
             at_least("class asked for is read by 4.1's network", 0.4, right, "0.1 by chance"),
         ]
@@ -179,10 +180,10 @@ def pixels(bench: Bench) -> Outcome:
 )
 def codes(bench: Bench) -> Outcome:
     """4.4."""
-    coarse, fine = painter(bench, "codes"), painter(bench, "palette")
+    coarse, fine = painter(bench, "vq"), painter(bench, "palette")
     cells = math.prod(coarse.task.tokenizer.grid)
     few, many = coarse.metrics, fine.metrics
-    pieces = math.prod(coarse.task.form.shape)
+    pieces = math.prod(coarse.task.image_format.shape)
     counted = few["neighbor_bits"] * cells / pieces
     seen, held = parts(fine.task, bench)
     curve = counted_palettes(seen, held, (2, 3, 4, 8, 16))
@@ -195,9 +196,9 @@ def codes(bench: Bench) -> Outcome:
     measures += _codes_bounds(bench, coarse, fine)
     lines = [
         Line("counts, palettes of 2 … 16 colors", [error for _, error in curve], [bits for bits, _ in curve]),
-        Line("transformer, palette", [many["squared_error"]], [many["bits_per_dimension"]]),
-        Line("counts, codes", [few["squared_error"]], [counted]),
-        Line("transformer, codes", [few["squared_error"]], [few["bits_per_dimension"]]),
+        Line("transformer, palette", [many["mse"]], [many["bits_per_dim"]]),
+        Line("counts, codes", [few["mse"]], [counted]),
+        Line("transformer, codes", [few["mse"]], [few["bits_per_dim"]]),
     ]
     picture = Picture(
         "Bits against error",
@@ -213,19 +214,19 @@ def codes(bench: Bench) -> Outcome:
 
 
 def _traded(few: dict[str, float], many: dict[str, float]) -> bool:
-    return few["bits_per_dimension"] < many["bits_per_dimension"] and few["squared_error"] > many["squared_error"]
+    return few["bits_per_dim"] < many["bits_per_dim"] and few["mse"] > many["mse"]
 
 
 def _codes_bounds(bench: Bench, coarse: Painter, fine: Painter) -> list[Measure]:
     few = coarse.metrics
     spent = coarse.seconds / fine.seconds
     if bench.quick:
-        ratio = few["bits_per_cell"] / few["histogram_bits"]
+        ratio = few["bits_per_token"] / few["unigram_bits"]
         return [at_most("transformer ÷ how often each code comes (coarse)", 1.0, ratio, OWN)]
     ours, theirs = (read_right(bench, one.task, 200) for one in (coarse, fine))
     return [
-        at_most("codes: transformer ÷ counts", 0.9, few["bits_per_cell"] / few["neighbor_bits"], OWN),
-        at_most("codes: squared error", 0.012, few["squared_error"], OWN),
+        at_most("codes: transformer ÷ counts", 0.9, few["bits_per_token"] / few["neighbor_bits"], OWN),
+        at_most("codes: squared error", 0.012, few["mse"], OWN),
         between("processor seconds, codes ÷ palette", 0.4, 2.5, spent, "equal budget"),
         at_least("codes: class asked for is read by 4.1's network", 0.45, ours, "0.1 by chance"),
         shown("palette: class asked for is read", f"{theirs:.3f}"),

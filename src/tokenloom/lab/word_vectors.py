@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
-from tokenloom.evaluation.word_similarity import agreement
+from tokenloom.evaluation.word_similarity import spearman_pmi
+from tokenloom.inspection.embeddings import EmbeddingSpace
 from tokenloom.lab.corpus import CORPUS
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
 from tokenloom.plotting.svg import Line, Picture
-from tokenloom.tasks._word_vector_actions import Space
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
@@ -55,7 +55,7 @@ def gensim_model(task: WordVectorTask, texts: list[list[str]], seed: int) -> Any
 
     s = task.settings
     model = Word2Vec(
-        vector_size=s.width,
+        vector_size=s.dim,
         window=s.window,
         negative=s.negatives,
         sample=s.subsample,
@@ -90,7 +90,7 @@ def own_vectors(task: WordVectorTask, training: TextWindows, passes: int, seed: 
     return task.vectors.astype(np.float64)
 
 
-def analogies_right(space: Space, top: int = 5) -> tuple[int, int]:
+def analogies_right(space: EmbeddingSpace, top: int = 5) -> tuple[int, int]:
     """How many of `ANALOGIES` have the expected word among the nearest, and how many could be asked."""
     right = asked = 0
     for a, b, c, expected in ANALOGIES:
@@ -132,8 +132,8 @@ def word_vectors(bench: Bench) -> Outcome:
         vectors = {"tokenloom": own_vectors(task, material.training, passes, bench.seed)}
         if peer:
             vectors["gensim"] = gensim_vectors(task, material.training, passes, bench.seed)
-        found = {name: agreement(one, held, task.settings.window) for name, one in vectors.items()}
-        spaces = {name: Space(task.vocabulary, one.astype(np.float32)) for name, one in vectors.items()}
+        found = {name: spearman_pmi(one, held, task.settings.window) for name, one in vectors.items()}
+        spaces = {name: EmbeddingSpace(task.vocabulary.words, one.astype(np.float32)) for name, one in vectors.items()}
         own = found["tokenloom"][0]
         measures.append(at_least(f"{kind}: agreement", 0.03 if bench.quick else 0.08, own, "own figure"))
         if peer:
@@ -154,7 +154,7 @@ def word_vectors(bench: Bench) -> Outcome:
     return Outcome(measures, [picture, *pictures], notes)
 
 
-def _nearest(name: str, space: Space) -> Picture:
+def _nearest(name: str, space: EmbeddingSpace) -> Picture:
     """The words nearest to some, and what offsets give."""
     rows = [f"{word}: {', '.join(near for near, _ in space.neighbors(word, 6))}" for word in ASKED]
     for a, b, c, expected in ANALOGIES[:4]:

@@ -1,4 +1,4 @@
-"""A small convolutional network, to hold the vision transformer against. Bishop & Bishop, chapter 10."""
+"""A small convolutional network for image classification. Source: Bishop & Bishop, chapter 10."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tokenloom.nn.initialization import constant, initialize
 
 @dataclass(frozen=True)
 class ConvolutionalConfig:
-    """shape: (C, H, W) of a picture. width: channels of the first block, doubled in each of the others. depth: blocks,
-    each of which halves the sides. outputs: classes."""
+    """Sizes. shape: (C, H, W) of an image. width: channels of the first block, doubled in each further block. depth:
+    number of blocks, each of which halves the sides. outputs: classes."""
 
     shape: tuple[int, int, int]
     outputs: int
@@ -27,14 +27,14 @@ class ConvolutionalConfig:
     dropout: float = 0.2
 
     def as_dict(self) -> dict[str, Any]:
-        """For config.json."""
+        """Return the sizes for config.json."""
         return asdict(self)
 
 
 class Block(nn.Module):
-    """3 × 3 convolution, norm over groups of channels, GELU, and the largest of each 2 × 2 pixels.
+    """3 × 3 convolution, group norm, GELU, 2 × 2 max pooling.
 
-    The norm is that of each picture alone (Wu & He 2018), so that a batch is as its pictures are by themselves.
+    Group norm (Wu & He 2018) normalizes each image by itself, so that results do not depend on the batch.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -43,12 +43,12 @@ class Block(nn.Module):
         self.norm = nn.GroupNorm(min(8, outputs), outputs)
 
     def forward(self, X: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, C′, ⌈H/2⌉, ⌈W/2⌉)."""
+        """Return (B, C′, ⌈H/2⌉, ⌈W/2⌉) for (B, C, H, W)."""
         return F.max_pool2d(F.gelu(self.norm(self.convolution(X))), 2, ceil_mode=True)
 
 
 class ConvolutionalNetwork(nn.Module):
-    """Blocks, and a linear head of what is left: logits (B, outputs) for the stream "image", whose tokens are
+    """Blocks and a linear head: logits (B, outputs) for the stream "image", whose tokens are
     single pixels (B, H · W, C)."""
 
     def __init__(self, config: ConvolutionalConfig, seed: int = 0) -> None:
@@ -70,7 +70,7 @@ class ConvolutionalNetwork(nn.Module):
 
     @property
     def places(self) -> dict[str, int]:
-        """At how many places of a picture each map is applied, by its name; the head once."""
+        """At how many positions of an image each map is applied, by its name; the head once."""
         _, H, W = self.config.shape
         found = {
             f"blocks.{block}.convolution": -(-H // 2**block) * -(-W // 2**block) for block in range(self.config.depth)
@@ -78,7 +78,7 @@ class ConvolutionalNetwork(nn.Module):
         return {**found, "head": 1}
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
-        """Logits (B, outputs)."""
+        """Return logits (B, outputs)."""
         pixels = batch["image"].tokens.to(self.head.weight.dtype)
         X = pixels.transpose(1, 2).reshape(-1, *self.config.shape)
         for number, block in enumerate(self.blocks):
@@ -90,5 +90,5 @@ class ConvolutionalNetwork(nn.Module):
 
 
 def _by_inputs(parameter: Tensor, owner: nn.Module, generator: Generator) -> None:
-    """N(0, 2 / inputs), He et al. 2015."""
+    """Initialize from N(0, 2 / inputs) (He et al. 2015)."""
     parameter.normal_(0.0, (2 / parameter[0].numel()) ** 0.5, generator=generator)

@@ -1,7 +1,7 @@
-"""A decoder that paints: it predicts the cells of a grid one after the other, row by row, from the class onwards.
+"""A causal transformer over the tokens of an image: it predicts a grid of tokens in raster order, given a class.
 
-A cell is a palette color or a code. Chen et al. 2020, "Generative pretraining from pixels"; Bishop & Bishop, section
-12.4.2. What is special to pictures stands in the embedding: where the next cell lies, and what lies above it.
+A token is a palette color or a VQ code. The embedding of each position includes where the next token lies and the
+tokens above it. Sources: Chen et al. 2020, "Generative pretraining from pixels"; Bishop & Bishop, section 12.4.2.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tokenloom.nn.masks import Causal, Mask
 from tokenloom.nn.norms import make_norm
 from tokenloom.nn.transformer import Transformer
 
-# Cells above the one that is predicted next, as (rows up, columns to the right).
+# Tokens above the one that is predicted next, as (rows up, columns to the right).
 ABOVE = ((1, -1), (1, 0), (1, 1))
 
 
 @dataclass(frozen=True)
 class ImageGPTConfig:
-    """Sizes. vocab: different cells. rows, columns: of the grid. classes: that can be asked for, beside none. width: D.
-    depth: L. heads: H."""
+    """Sizes. vocab_size: of the image tokenizer. rows, columns: of the grid of tokens. classes: their number, 0 for an
+    unconditional model. width: D. depth: L. heads: H."""
 
     vocab_size: int
     rows: int
@@ -42,38 +42,40 @@ class ImageGPTConfig:
     dropout: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For config.json."""
+        """Return the sizes for config.json."""
         return asdict(self)
 
     @property
-    def cells(self) -> int:
-        """Cells of a picture."""
+    def num_tokens(self) -> int:
+        """Tokens per image."""
         return self.rows * self.columns
 
     @property
-    def nothing(self) -> int:
-        """The id with which a picture of no stated class begins; class c has the id vocab + c."""
+    def null_class(self) -> int:
+        """The first id of an image without a class. Class c has the id vocab_size + c."""
         return self.vocab_size + self.classes
 
 
 class ImageGPT(nn.Module):
-    """Class or cell + row and column of the next cell + the three cells above it → causal transformer → head.
+    """Class or token + row and column of the next token + three tokens above it + class → causal transformer → lm_head.
 
-    Reads the stream "cells": (B, N) ids, first that of the class, then those of the cells before the one predicted.
+    Stream "tokens": (B, N) ids, first that of the class, then the tokens before the one predicted.
     """
 
-    # What causality halves the pairs of, for who counts operations (`planning/estimate.py`).
+    # Attentions that are causal, for counting FLOPs (`planning/estimate.py`).
     causal: ClassVar[tuple[str, ...]] = ("*",)
 
     def __init__(self, config: ImageGPTConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = c = config
-        gpt = GPTConfig(c.vocab_size, c.cells, c.width, c.depth, c.heads, positions={"kind": "none"}, dropout=c.dropout)
-        self.tokens = nn.Embedding(c.nothing + 1, c.width)
+        gpt = GPTConfig(
+            c.vocab_size, c.num_tokens, c.width, c.depth, c.heads, positions={"kind": "none"}, dropout=c.dropout
+        )
+        self.tokens = nn.Embedding(c.null_class + 1, c.width)
         self.rows = nn.Embedding(c.rows, c.width)
         self.columns = nn.Embedding(c.columns, c.width)
         self.class_everywhere = nn.Embedding(c.classes + 1, c.width)
-        # One more id: there is no such cell.
+        # One more id, for a token outside the grid.
         self.above = nn.ModuleList([nn.Embedding(c.vocab_size + 1, c.width) for _ in ABOVE])
         self.transformer = Transformer([make_layer(gpt) for _ in range(c.depth)], make_norm(gpt.norm, c.width))
         self.lm_head = nn.Linear(c.width, c.vocab_size)
@@ -83,136 +85,133 @@ class ImageGPT(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the model predicts over."""
+        """Number of ids that the model predicts."""
         return self.config.vocab_size
 
-    # A picture ends before anything could be out of reach.
+    # Every image fits into the context.
     context = None
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
-        """Logits (B, N, vocab). A picture stands alone in its row, from its class on."""
-        cells = batch["cells"]
-        places = torch.arange(cells.shape[1], device=cells.tokens.device)[None]
-        return self._read(self._embedded(cells.tokens, cells.tokens, places), Causal(), None, hooks)
+        """Return logits (B, N, vocab). Each row holds one image, beginning with its class."""
+        ids = batch["tokens"].tokens
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        return self._transform(self._embed(ids, ids, positions), Causal(), None, hooks)
 
-    def _read(self, X: Tensor, mask: Mask | None, cache: KeyValueCache | None, hooks: Hooks | None) -> Tensor:
+    def _transform(self, X: Tensor, mask: Mask | None, cache: KeyValueCache | None, hooks: Hooks | None) -> Tensor:
         X = X if hooks is None else hooks.record("embed", X)
         X = self.transformer(X, mask=mask, cache=cache, hooks=hooks)
         logits: Tensor = self.lm_head(X)
         return logits if hooks is None else hooks.record("logits", logits)
 
-    def _embedded(self, tokens: Tensor, known: Tensor, places: Tensor) -> Tensor:
-        """tokens: (B, N) at places (B or 1, N) of a row; known: (B, M) all ids of the row so far, from its class on.
+    def _embed(self, ids: Tensor, history: Tensor, positions: Tensor) -> Tensor:
+        """Embed ids (B, N) at positions (B or 1, N). history: (B, M), all ids of each row, beginning with the class.
 
-        The token at place p is the class or cell p − 1, and cell p is predicted there.
+        The id at position p is the class or token p − 1, and token p is predicted there.
         """
         c = self.config
-        rows, columns = places // c.columns, places % c.columns
-        X: Tensor = self.tokens(tokens) + self.rows(rows) + self.columns(columns)
-        # The class, so that it is nowhere far away.
-        X = X + self.class_everywhere(known[:, :1] - c.vocab_size)
+        rows, columns = positions // c.columns, positions % c.columns
+        X: Tensor = self.tokens(ids) + self.rows(rows) + self.columns(columns)  # (B, N, D)
+        # Add the class at every position.
+        X = X + self.class_everywhere(history[:, :1] - c.vocab_size)
         for table, (up, right) in zip(self.above, ABOVE, strict=True):
-            there = (rows >= up) & (columns + right >= 0) & (columns + right < c.columns)
-            # Cell p − up·columns + right stands one place further in the row of ids, behind the class.
-            at = (places - up * c.columns + right + 1).clamp(0, known.shape[1] - 1).expand(len(known), -1)
-            X = X + table(torch.where(there, known.gather(1, at), c.vocab_size))
+            inside = (rows >= up) & (columns + right >= 0) & (columns + right < c.columns)
+            # Token p − up · columns + right is one index further in `history`, behind the class.
+            index = (positions - up * c.columns + right + 1).clamp(0, history.shape[1] - 1).expand(len(history), -1)
+            X = X + table(torch.where(inside, history.gather(1, index), c.vocab_size))
         return X
 
     def init_state(self, batch: int, rows: Sequence[int] | None = None) -> ImageState:
-        """The state of rows that have read nothing, not even a class."""
+        """Return the state of rows that have read nothing, not even a class."""
         c = self.config
         like = self.lm_head.weight.detach()
-        cache = KeyValueCache(c.depth, (batch, c.heads, c.cells, c.width // c.heads), like)
-        return ImageState(cache, cache.lengths.new_zeros(batch, c.cells))
+        cache = KeyValueCache(c.depth, (batch, c.heads, c.num_tokens, c.width // c.heads), like)
+        return ImageState(cache, cache.lengths.new_zeros(batch, c.num_tokens))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, ImageState]:
-        """Feed a chunk (B, N); log-probabilities (B, N, vocab) of the next cell (see `StepModel`).
+        """Feed a chunk (B, N); return log-probabilities (B, N, vocab) of the next tokens and the state (`StepModel`).
 
-        Raises ValueError for a state of another model, and for more ids than a picture has.
+        Raise ValueError for a state of another model, and for more ids than an image has.
         """
         if not isinstance(state, ImageState):
-            raise ValueError(f"an image decoder wants a state made by its own init_state(), not {type(state).__name__}")
-        cache, known = state.cache, state.known
-        places, _, mask = cache.chunk(tokens.shape[1])
+            raise ValueError(f"an image GPT needs a state made by its own init_state(), not {type(state).__name__}")
+        cache, history = state.cache, state.history
+        positions, _, mask = cache.chunk(tokens.shape[1])
         if cache.uniform:
-            known[:, cache.longest : cache.longest + tokens.shape[1]] = tokens
+            history[:, cache.longest : cache.longest + tokens.shape[1]] = tokens
         else:
-            # What pads a chunk may stand past the end.
-            known = known.scatter(1, places.clamp(max=known.shape[1] - 1).expand_as(tokens), tokens)
-        logits = self._read(self._embedded(tokens, known, places), mask, cache, None)
+            # Padding of a chunk may extend past the end.
+            history = history.scatter(1, positions.clamp(max=history.shape[1] - 1).expand_as(tokens), tokens)
+        logits = self._transform(self._embed(tokens, history, positions), mask, cache, None)
         cache.advance(tokens.shape[1], counts)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1), ImageState(cache, known)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1), ImageState(cache, history)
 
 
 class ImageState:
-    """What a decoder keeps of each row: the cache, and the ids so far (B, cells), those past its length meaningless."""
+    """Decoding state: the cache, and the ids read (B, tokens); those past a row's length are undefined."""
 
-    def __init__(self, cache: KeyValueCache, known: Tensor) -> None:
-        self.cache, self.known = cache, known
+    def __init__(self, cache: KeyValueCache, history: Tensor) -> None:
+        self.cache, self.history = cache, history
 
     @property
     def lengths(self) -> Tensor:
-        """(B,): how many ids each row has been fed."""
+        """Number of ids that each row has read, (B,)."""
         return self.cache.lengths
 
     def select(self, rows: Tensor) -> ImageState:
-        """An independent state of the given rows, which may repeat."""
-        return ImageState(self.cache.select(rows), self.known[rows])
+        """Return an independent state of the given rows, which may repeat."""
+        return ImageState(self.cache.select(rows), self.history[rows])
 
     def repeat(self, n: int) -> ImageState:
-        """An independent state in which every row stands n times."""
+        """Return an independent state with every row n times."""
         return repeat_rows(self, n)
 
 
 class ClassifierFreeGuidance:
-    """Two readings of one decoder in one: the class that is asked for pushed away from no class,
+    """A `StepModel` that combines the predictions with and without the class, by a guidance scale g:
 
-    log p ∝ log p(cell | none) + g (log p(cell | class) − log p(cell | none)).
+    log p ∝ log p(token | no class) + g (log p(token | class) − log p(token | no class)).
 
-    g = 1 is the decoder itself, and more is more of the class. Classifier-free guidance, Ho & Salimans 2022. A
-    `StepModel` like the decoder; the decoder must have been trained with some classes left out.
+    g = 1 is the model itself. The model must have been trained with condition dropout. Source: Ho & Salimans 2022.
     """
 
     context = None
 
-    def __init__(self, model: ImageGPT, guidance: float) -> None:
-        self.model, self.guidance = model, guidance
+    def __init__(self, model: ImageGPT, scale: float) -> None:
+        self.model, self.scale = model, scale
         self.vocab_size, self.device = model.vocab_size, model.lm_head.weight.device
 
     def init_state(self, batch: int, rows: Sequence[int] | None = None) -> GuidedState:
-        """The state of rows that have read nothing."""
+        """Return the state of rows that have read nothing."""
         return GuidedState(self.model.init_state(batch), self.model.init_state(batch))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, GuidedState]:
-        """Feed a chunk: see `StepModel`."""
+        """Feed a chunk; return log-probabilities and the state (`StepModel`)."""
         assert isinstance(state, GuidedState)
-        asked, after = self.model.step(tokens, state.asked, counts)
-        free, beside = self.model.step(tokens.masked_fill(tokens >= self.vocab_size, self.nothing), state.free, counts)
-        return torch.lerp(free, asked, self.guidance).log_softmax(-1), GuidedState(after, beside)
-
-    @property
-    def nothing(self) -> int:
-        """The id of no class."""
-        return self.model.config.nothing
+        null_class = self.model.config.null_class
+        conditional, after = self.model.step(tokens, state.conditional, counts)
+        free, free_after = self.model.step(
+            tokens.masked_fill(tokens >= self.vocab_size, null_class), state.unconditional, counts
+        )
+        return torch.lerp(free, conditional, self.scale).log_softmax(-1), GuidedState(after, free_after)
 
 
 class GuidedState:
-    """The states of both readings."""
+    """The decoding states with and without the class."""
 
-    def __init__(self, asked: ImageState, free: ImageState) -> None:
-        self.asked, self.free = asked, free
+    def __init__(self, conditional: ImageState, unconditional: ImageState) -> None:
+        self.conditional, self.unconditional = conditional, unconditional
 
     @property
     def lengths(self) -> Tensor:
-        """(B,): how many ids each row has been fed."""
-        return self.asked.lengths
+        """Number of ids that each row has read, (B,)."""
+        return self.conditional.lengths
 
     def select(self, rows: Tensor) -> GuidedState:
-        """An independent state of the given rows, which may repeat."""
-        return GuidedState(self.asked.select(rows), self.free.select(rows))
+        """Return an independent state of the given rows, which may repeat."""
+        return GuidedState(self.conditional.select(rows), self.unconditional.select(rows))
 
     def repeat(self, n: int) -> GuidedState:
-        """An independent state in which every row stands n times."""
+        """Return an independent state with every row n times."""
         return repeat_rows(self, n)

@@ -1,5 +1,7 @@
-"""A vision transformer: patches of a picture as tokens of an encoder. Dosovitskiy et al. 2021; Bishop & Bishop,
-section 12.4.1."""
+"""Vision transformer: a transformer encoder over the patches of an image.
+
+Sources: Dosovitskiy et al. 2021; Bishop & Bishop, section 12.4.1.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ from tokenloom.nn.norms import make_norm
 from tokenloom.nn.positions import Learned, Positions, Sinusoidal
 from tokenloom.nn.transformer import Transformer, TransformerLayer
 
-READS = ("class", "mean")
+POOLS = ("cls", "mean")
 POSITIONS = ("learned", "sinusoidal")
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """Sizes and parts. grid: (rows, columns) of patches. inputs: numbers a patch. outputs: classes.
+    """Sizes and parts. grid: (rows, columns) of patches. inputs: features per patch. outputs: classes.
 
-    read: from what the logits are read, the class token or the mean over the patches (then there is no class token).
-    positions: learned, or sinusoidal in two dimensions. start: "modern" begins with layers that are the identity.
+    pool: the head's input, the class token ("cls") or the mean over the patches ("mean", without a class token).
+    positions: learned, or sinusoidal in two dimensions. start: "modern" initializes each layer as the identity.
     """
 
     grid: tuple[int, int]
@@ -39,7 +41,7 @@ class VisionConfig:
     width: int
     depth: int
     heads: int
-    read: str = "mean"
+    pool: str = "mean"
     positions: str = "learned"
     mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "relu2", "bias": False})
     norm: str = "layer"
@@ -49,26 +51,26 @@ class VisionConfig:
     start: str = "modern"
 
     def as_dict(self) -> dict[str, Any]:
-        """For config.json."""
+        """Return the sizes for config.json."""
         return asdict(self)
 
 
 class Sinusoidal2D(Positions):
-    """Half of the features say the row, half the column: [r(row); r(column)] with r as in `Sinusoidal`.
+    """Half of the features encode the row, half the column: [r(row); r(column)] with r as in `Sinusoidal`.
 
-    Position 0 is the class token's, which gets none; patch (row, column) has position 1 + row · columns + column.
+    Position 0 is the class token, which gets no encoding; patch (row, column) has position 1 + row · columns + column.
     """
 
     def __init__(self, grid: tuple[int, int], width: int) -> None:
         super().__init__()
         if width % 4:
-            raise ValueError(f"sinusoidal positions in two dimensions need a width that 4 divides, not {width}")
+            raise ValueError(f"two-dimensional sinusoidal positions need a width divisible by 4, not {width}")
         self.grid, self.limit = grid, 1 + grid[0] * grid[1]
         self.one = Sinusoidal(width // 2)
 
     def add(self, X: Tensor, positions: Tensor) -> Tensor:
-        place = (positions - 1).clamp(min=0)
-        rows, columns = place // self.grid[1], place % self.grid[1]
+        patch = (positions - 1).clamp(min=0)
+        rows, columns = patch // self.grid[1], patch % self.grid[1]
         r = torch.cat((self.one.encode(rows, X.dtype), self.one.encode(columns, X.dtype)), dim=-1)
         return X + r * (positions > 0)[..., None]
 
@@ -78,26 +80,28 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        if config.read not in READS or config.positions not in POSITIONS:
-            raise ValueError(f"no {config.read} among {READS}, or no {config.positions} among {POSITIONS}")
+        if config.pool not in POOLS or config.positions not in POSITIONS:
+            raise ValueError(
+                f"pool {config.pool} is not in {POOLS}, or positions {config.positions} not in {POSITIONS}"
+            )
         D, limit = config.width, 1 + config.grid[0] * config.grid[1]
         self.embedding = nn.Linear(config.inputs, D)
-        self.class_token = nn.Parameter(torch.zeros(D)) if config.read == "class" else None
+        self.class_token = nn.Parameter(torch.zeros(D)) if config.pool == "cls" else None
         learned = config.positions == "learned"
         self.positions: Positions = Learned(limit, D) if learned else Sinusoidal2D(config.grid, D)
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = Transformer([_layer(config) for _ in range(config.depth)], make_norm(config.norm, D))
 
     def forward(self, patches: Tensor, real: Tensor | None, positions: Tensor, hooks: Hooks | None = None) -> Tensor:
-        """patches: (B, N, P); positions: (B or 1, N), from 0 → (B, N or N + 1, D), the class token first."""
-        X = self.embedding(patches.to(self.embedding.weight.dtype))
-        places = positions + 1
+        """Return (B, N or N + 1, D), the class token first. patches: (B, N, P); positions: (B or 1, N), from 0."""
+        X = self.embedding(patches.to(self.embedding.weight.dtype))  # (B, N, D)
+        positions = positions + 1
         if self.class_token is not None:
             X = torch.cat((self.class_token.expand(len(X), 1, -1), X), dim=1)
-            places = torch.cat((torch.zeros_like(places[:, :1]), places), dim=1)
+            positions = torch.cat((torch.zeros_like(positions[:, :1]), positions), dim=1)
             if real is not None:
                 real = torch.cat((torch.ones_like(real[:, :1]), real), dim=1)
-        X = self.dropout(self.positions.add(X, places))
+        X = self.dropout(self.positions.add(X, positions))
         if hooks is not None:
             X = hooks.record("embed", X)
         Y: Tensor = self.transformer(X, mask=None if real is None else Padding(real), hooks=hooks)
@@ -105,15 +109,15 @@ class VisionBackbone(nn.Module):
 
 
 def resized_positions(table: Tensor, grid: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Learned positions (1 + rows · columns, D) for another grid, by bicubic interpolation between patches.
+    """Return learned positions (1 + rows · columns, D) for another grid, by bicubic interpolation.
 
-    The class token's, the first, stays. Source: Dosovitskiy et al. 2021, section 3.2.
+    The first position, that of the class token, stays. Source: Dosovitskiy et al. 2021, section 3.2.
     """
     if grid == new:
         return table
     plane = table[1:].T.reshape(1, -1, *grid)
-    stretched = interpolate(plane, new, mode="bicubic", align_corners=False)
-    return torch.cat((table[:1], stretched[0].flatten(1).T))
+    resized = interpolate(plane, new, mode="bicubic", align_corners=False)
+    return torch.cat((table[:1], resized[0].flatten(1).T))
 
 
 def _layer(config: VisionConfig) -> TransformerLayer:
@@ -139,10 +143,10 @@ class VisionTransformer(nn.Module):
         initialize(self, _table(config), torch.Generator().manual_seed(seed))
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
-        """Logits (B, outputs). No token sees a patch that is not real."""
+        """Return logits (B, outputs). Padding patches are masked."""
         image = batch["image"]
         X = self.backbone(image.tokens, image.real, image.positions_or_count(), hooks)
-        X = X[:, 0] if self.config.read == "class" else mean_over_real(X, image.real)
+        X = X[:, 0] if self.config.pool == "cls" else mean_over_real(X, image.real)
         logits: Tensor = self.head(X)
         return logits if hooks is None else hooks.record("logits", logits)
 

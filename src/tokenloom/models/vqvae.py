@@ -1,6 +1,6 @@
-"""A small convolutional autoencoder with a codebook in the middle: a picture becomes a grid of codes, and back.
+"""VQ-VAE: a convolutional autoencoder with a codebook; it turns an image into a grid of codes and back.
 
-van den Oord et al. 2017, "Neural discrete representation learning"; Bishop & Bishop, section 12.4.1.
+Source: van den Oord et al. 2017, "Neural discrete representation learning"; Bishop & Bishop, section 12.4.1.
 """
 
 from __future__ import annotations
@@ -19,62 +19,60 @@ from tokenloom.nn.vector_quantizer import VectorQuantizer
 
 @dataclass(frozen=True)
 class VQVAEConfig:
-    """Sizes. height, width, channels: of the pictures. factor: pixels along a code's side, a power of two. codes: K.
-    features: inside the network. depth: features of a code's vector."""
+    """Sizes. height, width, channels: of the images. downsample_factor: pixels per side of a code, a power of two.
+    codebook_size: K. hidden_channels: inside the network. code_dim: features of a code's vector."""
 
     height: int
     width: int
     channels: int
-    factor: int = 4
-    codes: int = 128
-    features: int = 64
-    depth: int = 16
+    downsample_factor: int = 4
+    codebook_size: int = 128
+    hidden_channels: int = 64
+    code_dim: int = 16
 
     def as_dict(self) -> dict[str, Any]:
-        """For config.json."""
+        """Return the sizes for config.json."""
         return asdict(self)
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of codes: a picture whose sides are no multiples of `factor` is continued at its edges."""
-        return -(-self.height // self.factor), -(-self.width // self.factor)
+        """Rows and columns of codes. Images whose sides are no multiples of `downsample_factor` are padded."""
+        return -(-self.height // self.downsample_factor), -(-self.width // self.downsample_factor)
 
 
-class Coded(NamedTuple):
-    """pictures (B, H·W, C): as they come back. codes (B, h·w) int64, row by row. commitment (B, h·w): see `VectorQuantizer`.
+class VQVAEOutput(NamedTuple):
+    """images (B, H·W, C): the reconstructions. codes (B, h·w) int64, in raster order. commitment (B, h·w): see
+    `VectorQuantizer`. Images and commitment carry gradients."""
 
-    All with gradients, but for the codes.
-    """
-
-    pictures: Tensor
+    images: Tensor
     codes: Tensor
     commitment: Tensor
 
 
-class Residual(nn.Module):
-    """x + W_out relu(W_in relu(x)), W_in over 3 × 3 places and W_out over one."""
+class ResidualBlock(nn.Module):
+    """x + W_out relu(W_in relu(x)); W_in is a 3 × 3 convolution, W_out a 1 × 1 convolution."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.W_in = nn.Conv2d(features, features, 3, padding=1)
-        self.W_out = nn.Conv2d(features, features, 1)
+        self.W_in = nn.Conv2d(channels, channels, 3, padding=1)
+        self.W_out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, X: Tensor) -> Tensor:
-        """(B, F, h, w), and so is what comes out."""
+        """Return (B, F, h, w) for (B, F, h, w)."""
         Y: Tensor = self.W_out(F.relu(self.W_in(F.relu(X))))
         return X + Y
 
 
 class VQVAE(nn.Module):
-    """Strided convolutions → nearest code → transposed convolutions. The stream "picture" has (B, H·W, C) in 0 … 1."""
+    """Strided convolutions → nearest code → transposed convolutions. Stream "image": pixels (B, H·W, C) in 0 … 1."""
 
     def __init__(self, config: VQVAEConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = c = config
-        if c.factor < 2 or c.factor & (c.factor - 1):
-            raise ValueError(f"factor {c.factor}: must be 2, 4, 8, …")
-        # The first halving sees half the features: there are four times as many places.
-        widths = [max(8, c.features // 2), *[c.features] * (c.factor.bit_length() - 2)]
+        if c.downsample_factor < 2 or c.downsample_factor & (c.downsample_factor - 1):
+            raise ValueError(f"downsample_factor {c.downsample_factor}: must be 2, 4, 8, …")
+        # The first convolution has half the channels, because it has four times as many positions.
+        widths = [max(8, c.hidden_channels // 2), *[c.hidden_channels] * (c.downsample_factor.bit_length() - 2)]
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             down: list[nn.Module] = []
@@ -85,63 +83,63 @@ class VQVAE(nn.Module):
                 up = [nn.ReLU(), nn.ConvTranspose2d(after, before, 4, stride=2, padding=1), *up]
                 before = after
             W = widths[-1]
-            self.encoder = nn.Sequential(*down[:-1], Residual(W), nn.ReLU(), nn.Conv2d(W, c.depth, 1))
-            self.decoder = nn.Sequential(nn.Conv2d(c.depth, W, 3, padding=1), Residual(W), *up)
-        self.codebook = VectorQuantizer(c.codes, c.depth)
+            self.encoder = nn.Sequential(*down[:-1], ResidualBlock(W), nn.ReLU(), nn.Conv2d(W, c.code_dim, 1))
+            self.decoder = nn.Sequential(nn.Conv2d(c.code_dim, W, 3, padding=1), ResidualBlock(W), *up)
+        self.codebook = VectorQuantizer(c.codebook_size, c.code_dim)
 
     @property
     def places(self) -> dict[str, int]:
-        """At how many places of a picture each kernel is applied, by the convolution's name."""
-        cells = self.config.grid[0] * self.config.grid[1]
-        found, here = {}, cells * self.config.factor**2
+        """At how many positions of an image each convolution is applied, by its name."""
+        tokens = self.config.grid[0] * self.config.grid[1]
+        counts, here = {}, tokens * self.config.downsample_factor**2
         for name, part in self.encoder.named_modules(prefix="encoder"):
             if isinstance(part, nn.Conv2d):
                 here //= part.stride[0] * part.stride[1]
-                found[name] = here
+                counts[name] = here
         for name, part in self.decoder.named_modules(prefix="decoder"):
             if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
-                found[name] = here
+                counts[name] = here
                 here *= part.stride[0] * part.stride[1]
-        return found
+        return counts
 
-    def forward(self, batch: Batch, hooks: Hooks | None = None) -> Coded:
-        """Only pictures that have a target that counts teach the codebook, and all do where there are no targets."""
-        X = batch["picture"].tokens
+    def forward(self, batch: Batch, hooks: Hooks | None = None) -> VQVAEOutput:
+        """Encode, quantize and decode. Where there are targets, only images with a counted one update the codebook."""
+        X = batch["image"].tokens
         targets = batch.targets.get("loss")
         real = None if targets is None else (targets != IGNORE).flatten(1).any(1)
         c, B = self.config, len(X)
         Z = self.features(X)
         each = None if real is None else real.repeat_interleave(Z.shape[1])
-        vectors, codes, commitment = self.codebook(Z.reshape(-1, c.depth), each)
-        return Coded(self._pictures(vectors.view_as(Z)), codes.view(B, -1), commitment.view(B, -1))
+        vectors, codes, commitment = self.codebook(Z.reshape(-1, c.code_dim), each)
+        return VQVAEOutput(self._decode_vectors(vectors.view_as(Z)), codes.view(B, -1), commitment.view(B, -1))
 
     def features(self, X: Tensor) -> Tensor:
-        """What is quantized, (B, h·w, depth), of pictures (B, H·W, C)."""
+        """Return the encoder's output before quantization: (B, H·W, C) → (B, h·w, code_dim)."""
         c = self.config
         h, w = c.grid
         X = X.to(self.codebook.vectors.dtype)
-        pixels = X.transpose(1, 2).reshape(len(X), -1, c.height, c.width)
-        room = (0, w * c.factor - c.width, 0, h * c.factor - c.height)
-        if any(room):
-            pixels = F.pad(pixels, room, mode="replicate")
+        pixels = X.transpose(1, 2).reshape(len(X), -1, c.height, c.width)  # (B, C, H, W)
+        padding = (0, w * c.downsample_factor - c.width, 0, h * c.downsample_factor - c.height)
+        if any(padding):
+            pixels = F.pad(pixels, padding, mode="replicate")
         Z: Tensor = self.encoder(pixels - 0.5).flatten(2).transpose(1, 2)
         return Z
 
-    def _pictures(self, vectors: Tensor) -> Tensor:
-        """Pictures (B, H·W, C) of vectors (B, h·w, depth)."""
+    def _decode_vectors(self, vectors: Tensor) -> Tensor:
+        """Return images (B, H·W, C) for code vectors (B, h·w, code_dim)."""
         c = self.config
-        grid = vectors.transpose(1, 2).reshape(len(vectors), -1, *c.grid)
+        grid = vectors.transpose(1, 2).reshape(len(vectors), -1, *c.grid)  # (B, code_dim, h, w)
         Y: Tensor = self.decoder(grid) + 0.5
         return Y[:, :, : c.height, : c.width].flatten(2).transpose(1, 2)
 
     @torch.no_grad()
     def encode(self, X: Tensor) -> Tensor:
-        """Codes (B, h·w) of pictures (B, H·W, C)."""
+        """Return the codes (B, h·w) of images (B, H·W, C)."""
         Z = self.features(X)
         codes: Tensor = self.codebook(Z.reshape(-1, Z.shape[2])).codes
         return codes.view(len(X), -1)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Pictures (B, H·W, C) in 0 … 1 of codes (B, h·w)."""
-        return self._pictures(self.codebook.vectors[codes]).clamp(0, 1)
+        """Return images (B, H·W, C) in 0 … 1 for codes (B, h·w)."""
+        return self._decode_vectors(self.codebook.vectors[codes]).clamp(0, 1)

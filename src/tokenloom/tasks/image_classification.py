@@ -1,19 +1,22 @@
-"""Label pictures: a vision transformer, or a small convolutional network, that gives each picture one class."""
+"""Classify images: a vision transformer or a small convolutional network gives each image one class."""
+
+# Longer than other tasks: two architectures, sizes derived from the images, and fine-tuning at another image size.
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tokenloom.data.augment import Augmentation, Draws, augment
+from tokenloom.config import Options, flag, option
+from tokenloom.data.augment import Augmentation, augment_each
 from tokenloom.data.image_files import ImageFormat, Pixels, decode
 from tokenloom.data.image_split import ImageReport
 from tokenloom.data.images import ImageData, ImageSamples, looks_like_images
@@ -21,23 +24,16 @@ from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.svm import MOST, block, support_vector_accuracy, why_no_machine
-from tokenloom.inspection.image_attention import look_at
+from tokenloom.inspection.attention import image_attention
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.vision import VisionConfig, VisionTransformer, resized_positions
 from tokenloom.nn.hooks import Hooks
+from tokenloom.plotting.overlay import draw_overlays
+from tokenloom.plotting.style import place_of
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._classification import Classification, measured_terms
-from tokenloom.tasks._image_examples import stripes
-from tokenloom.tasks._image_input import read, split
-from tokenloom.tasks._image_settings import (
-    ImageClassificationSettings,
-    LookOptions,
-    PredictOptions,
-    check_reading,
-    nearest_divisor,
-    pair,
-)
+from tokenloom.tasks._images import ImageInput, parse_size
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.patches import Patches
@@ -46,59 +42,78 @@ from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerms, cross_entropy_term
 from tokenloom.utils.names import with_article
 
-# About so many pictures are seen in all: few pictures many times, many pictures fewer times.
-SEEN, FEWEST_EPOCHS, MOST_EPOCHS, LEAST_STEPS, BATCH = 300_000, 8, 60, 200, 64
-# Pictures of up to so many pixels a side are small: a smaller model, which has learned them after fewer passes.
-SMALL, SMALL_EPOCHS = 12, 36
-_TRANSFORMER_ONLY = ("patch", "heads", "read", "positions")
+# Images seen in training, in all: small data sets are repeated more often.
+IMAGES_SEEN, MIN_EPOCHS, MAX_EPOCHS, MIN_STEPS, BATCH = 300_000, 8, 60, 200, 64
+# Images of up to this many pixels per side get a smaller model, which needs fewer epochs.
+SMALL, SMALL_MAX_EPOCHS = 12, 36
+_VIT_ONLY = {"model": "vit"}
+
+
+@dataclass(frozen=True)
+class ImageClassificationSettings(Augmentation, ImageInput):
+    """Which images, their augmentation, and the model; None is derived from the images."""
+
+    group: ClassVar[str] = "Model"
+
+    model: Literal["vit", "cnn"] = option("vit", "vit: vision transformer; cnn: small convolutional network")
+    patch_size: str | None = option(None, "pixels per side of a patch, 7 or HEIGHTxWIDTH", only=_VIT_ONLY)
+    width: int | None = option(None, "features per patch; cnn: channels of the first block", low=1)
+    depth: int | None = option(None, "number of layers; cnn: of blocks, each of which halves the sides", low=1)
+    heads: int | None = option(None, "attention heads per layer", low=1, only=_VIT_ONLY)
+    dropout: float | None = option(None, "fraction of activations set to zero in training", low=0, below=1)
+    pool: Literal["cls", "mean"] | None = option(
+        None, "input of the classification head: class token, or mean over the patches", only=_VIT_ONLY
+    )
+    positions: Literal["learned", "sinusoidal"] | None = option(
+        None, "learned, or two-dimensional sinusoidal", only=_VIT_ONLY
+    )
+    label_smoothing: float = option(0.05, "probability spread over all classes in the training targets", low=0, below=1)
+
+
+@dataclass(frozen=True)
+class PredictOptions(Options):
+    """Which images are classified."""
+
+    files: list[str] = option([], "image files", positional=True)
+    num_answers: int = option(3, "classes shown per image, for several files", low=1)
+
+
+@dataclass(frozen=True)
+class AttentionOptions(Options):
+    """Which image and layer, and the figure to write."""
+
+    file: str | None = option(None, "image file", positional=True)
+    layer: int | None = option(None, "layer whose attention is shown, from 1 [default: the last]", low=1)
+    out: str | None = option(None, "PNG to write")
+    dark: bool = option(False, "dark background")
 
 
 def _epochs(n: int) -> float:
-    """How often each of n pictures is seen."""
-    return min(max(SEEN / n, FEWEST_EPOCHS), MOST_EPOCHS)
+    """Return the number of epochs for n training images."""
+    return min(max(IMAGES_SEEN / n, MIN_EPOCHS), MAX_EPOCHS)
 
 
 class ImageClassification(Classification):
-    """One class a picture."""
+    """Give each image one class."""
 
     name = "image-classification"
-    summary = "train a model to give pictures one of several labels, from folders or a table"
+    summary = "train a model to give images one of several labels, from folders or a table"
     Settings = ImageClassificationSettings
     models: ClassVar[Mapping[str, str]] = {
         "vit": "vision transformer: patches as tokens of an encoder",
         "cnn": "small convolutional network",
     }
-    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "inspect attention": LookOptions}
-    things: ClassVar[str] = "pictures"
-    unit: str = "nats a picture"
+    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "inspect attention": AttentionOptions}
+    things: ClassVar[str] = "images"
+    unit: str = "nats/image"
     head: ClassVar[str] = "head."
 
     def __init__(self, settings: ImageClassificationSettings | None = None) -> None:
         super().__init__(settings)
         self.classes: list[str] = []
-        self.form: ImageFormat | None = None
+        self.image_format: ImageFormat | None = None
         self._patches: Patches | None = None
-        self._origin: Patches | None = None
-        self._check()
-
-    def _check(self) -> None:
-        s: ImageClassificationSettings = self.settings
-        check_reading(s)
-        for name in ("width", "depth", "heads"):
-            if (value := getattr(s, name)) is not None and value < 1:
-                raise UserError(f"--{name} {value}: must be at least 1")
-        limits = {"dropout": 1.0, "smoothing": 1.0, "shift": 1.0, "scale": 1.0, "elastic": 1.0, "color": 1.0}
-        for name, below in limits.items():
-            value = getattr(s, name)
-            if value is not None and not 0 <= value < below:
-                raise UserError(f"--{name} {value}: must be from 0 up to, but not including, 1")
-        for name, most in {"flip": 1, "rotate": 180}.items():
-            value = getattr(s, name)
-            if value is not None and not 0 <= value <= most:
-                raise UserError(f"--{name} {value}: must be from 0 to {most}")
-        for name in _TRANSFORMER_ONLY:
-            if s.model == "cnn" and getattr(s, name) is not None:
-                raise UserError(f"--{name} has no effect with --model cnn: leave it out")
+        self._init_patches: Patches | None = None
 
     # Data.
 
@@ -109,79 +124,94 @@ class ImageClassification(Classification):
     def prepare(self, data: str | None) -> PreparedData:
         s: ImageClassificationSettings = self.settings
         assert data is not None
-        found = read(s, data, self.form)
-        if len(set(found.labels.tolist()) - {-1}) < 2:
+        images = s.read(data, self.image_format)
+        if len(set(images.labels.tolist()) - {-1}) < 2:
             raise UserError(
-                f"{data}: pictures of two classes are needed, a folder each, or a table of paths and labels; there"
-                f" are {len(found)} pictures of {', '.join(found.classes) or 'no class'}"
-                + ("" if found.classes else " (--task image-generation needs none)")
+                f"{data}: images of at least two classes are needed, one folder per class, or a table of paths and"
+                f" labels; there are {len(images)} images of {', '.join(images.classes) or 'no class'}"
+                + ("" if images.classes else " (--task image-generation needs no classes)")
             )
-        self.form = found.form
-        parts = split(s, found)
+        self.image_format = images.form
+        parts = s.split(images)
         self.classes = self.classes or parts.classes
         if self._patches is None:
-            self._patches = self._learn(parts.training.pixels)
-        self._settle()
-        # A picture that is seen less often needs less change to look new each time.
-        self.settings = self.settings.with_changes(math.sqrt(_epochs(len(parts.training)) / MOST_EPOCHS))
-        tokens = f"{self.patches.count} a picture, patches of {self.patches.patch[0]} × {self.patches.patch[1]} pixels"
-        report = ImageReport.of(parts, ({"tokens": tokens} if s.model == "vit" else {}) | why_no_machine())
-        training, held = self._samples(parts.training), self._samples(parts.validation)
-        return PreparedData(training, held, report.lines(), report.as_dict())
+            self._patches = Patches.learn(torch.from_numpy(parts.training.pixels), self._patch_size())
+            if self._init_patches is not None:
+                # Normalize pixels as the run of --init-from did.
+                mean, deviation = self._init_patches.mean, self._init_patches.deviation
+                self._patches = Patches(self._patches.shape, self._patches.patch, mean, deviation)
+        self._set_sizes()
+        # Images that are repeated less often need less augmentation to look new each time.
+        strength = math.sqrt(_epochs(len(parts.training)) / MAX_EPOCHS)
+        self.settings = self.settings.with_default_augmentation(strength)
+        height, width = self.patches.patch
+        tokens = {"tokens": f"{self.patches.count} per image, patches of {height} × {width} pixels"}
+        report = ImageReport.of(parts, (tokens if s.model == "vit" else {}) | why_no_machine())
+        train, val = self._samples(parts.training), self._samples(parts.validation)
+        return PreparedData(train, val, report.lines(), report.as_dict())
 
     def _samples(self, data: ImageData) -> ImageSamples:
-        """With the class numbers of this model, which knows classes by name."""
-        number = {label: place for place, label in enumerate(self.classes)}
-        own = np.array([number.get(label, IGNORE) for label in data.classes] + [IGNORE], dtype=np.int64)
-        return ImageSamples(data.pixels, own[data.labels])
+        """Return samples with the class numbers of this model; classes are matched by name."""
+        number = {label: i for i, label in enumerate(self.classes)}
+        numbers = np.array([number.get(label, IGNORE) for label in data.classes] + [IGNORE], dtype=np.int64)
+        return ImageSamples(data.pixels, numbers[data.labels])
 
     def load_samples(self, data: str) -> ImageSamples:
-        found = read(self.settings, data, self.form, measured=True)
-        self.check_known(data, found.classes)
-        return self._samples(found)
+        images = self.settings.read(data, self.image_format, other_data=True)
+        self.check_known(data, images.classes)
+        return self._samples(images)
 
     @property
     def patches(self) -> Patches:
-        """Between pictures and tokens. Raises UserError before there is one."""
+        """The tokenizer. Raise UserError before there is one."""
         if self._patches is None:
-            raise UserError("there is no tokenizer yet: train on pictures, or load a run")
+            raise UserError("there is no tokenizer yet: train on images, or load a run")
         return self._patches
 
-    def _learn(self, pixels: Pixels) -> Patches:
-        """The tokenizer; values are scaled as those of the run of `--init` were."""
-        found = Patches.learn(torch.from_numpy(pixels), self._patch())
-        if self._origin is not None:
-            return Patches(found.shape, found.patch, self._origin.mean, self._origin.deviation)
-        return found
+    def _patch_size(self) -> tuple[int, int]:
+        """Return the patch size: as given, else about a quarter of the sides, for images above 32 pixels an eighth."""
+        s: ImageClassificationSettings = self.settings
+        assert self.image_format is not None
+        assert self.image_format.size is not None
+        if s.model == "cnn":
+            return 1, 1
+        if s.patch_size is not None:
+            return parse_size("patch_size", s.patch_size)
+        H, W = (_nearest_divisor(side, side / (4 if side <= 32 else 8)) for side in self.image_format.size)
+        return H, W
 
-    # Starting from another run.
+    # Initialization from another run.
 
     def adopt_config(self, origin: Task) -> None:
-        """Patches and sizes of the run; the resolution may be another, for which positions are stretched."""
+        """Take over the sizes and the pixel normalization of a run. At another image size, positions are resized."""
+        init_from = flag("init_from")
         if not isinstance(origin, ImageClassification):
-            raise UserError(f"--init: {with_article(origin.name)} run has no body for pictures")
-        s, plain, theirs = self.settings, self.Settings(), origin.settings
-        assert origin.form is not None
-        assert origin.form.size is not None
-        told = {
-            name: getattr(theirs, name) for name in ("model", "patch", "width", "depth", "heads", "read", "positions")
-        }
-        told["mode"] = origin.form.mode
-        if s.patch is not None and theirs.patch is not None and pair("patch", s.patch) == pair("patch", theirs.patch):
-            s = replace(s, patch=theirs.patch)
-        for name, value in told.items():
-            if getattr(s, name) not in (getattr(plain, name), value):
-                raise UserError(f"--{name} {getattr(s, name)}: the run that --init names has {value}; leave it out")
-        H, W = origin.form.size
-        self._origin = origin.patches
-        asked = None if s.resolution is None else pair("resolution", s.resolution)
-        if asked is not None and any(side % part for side, part in zip(asked, origin.patches.patch, strict=True)):
-            h, w = origin.patches.patch
+            raise UserError(f"{init_from}: {with_article(origin.name)} run has no image backbone")
+        s, default, theirs = self.settings, self.Settings(), origin.settings
+        assert origin.image_format is not None
+        assert origin.image_format.size is not None
+        names = ("model", "patch_size", "width", "depth", "heads", "pool", "positions")
+        adopted = {name: getattr(theirs, name) for name in names}
+        adopted["color_mode"] = origin.image_format.mode
+        if (
+            s.patch_size is not None
+            and theirs.patch_size is not None
+            and parse_size("patch_size", s.patch_size) == parse_size("patch_size", theirs.patch_size)
+        ):
+            s = replace(s, patch_size=theirs.patch_size)
+        for name, value in adopted.items():
+            if getattr(s, name) not in (getattr(default, name), value):
+                raise UserError(f"{flag(name)} {getattr(s, name)}: the run of {init_from} has {value}; leave it out")
+        H, W = origin.image_format.size
+        self._init_patches = origin.patches
+        size = None if s.image_size is None else parse_size("image_size", s.image_size)
+        h, w = origin.patches.patch
+        if size is not None and (size[0] % h or size[1] % w):
             raise UserError(
-                f"--resolution {s.resolution}: the run that --init names has patches of {h} × {w} pixels, which do not"
-                " fit into that a whole number of times"
+                f"{flag('image_size')} {s.image_size}: must be a multiple of the patches of {h} × {w} pixels of the run"
+                f" of {init_from}"
             )
-        self.settings = replace(s, **told, resolution=s.resolution or f"{H}x{W}")
+        self.settings = replace(s, **adopted, image_size=s.image_size or f"{H}x{W}")
 
     def adapt_tensor(self, name: str, value: Tensor, origin: Task) -> Tensor:
         if name != "backbone.positions.table":
@@ -192,70 +222,39 @@ class ImageClassification(Classification):
     def output_meaning(self) -> object:
         return self.name, self.classes
 
-    def _patch(self) -> tuple[int, int]:
-        """As given; else a quarter of a small picture's sides, and an eighth of a larger one's, or near that."""
-        s: ImageClassificationSettings = self.settings
-        assert self.form is not None
-        assert self.form.size is not None
-        if s.model == "cnn":
-            return 1, 1
-        if s.patch is not None:
-            return pair("patch", s.patch)
-        H, W = self.form.size
-        return nearest_divisor(H, H / (4 if H <= 32 else 8)), nearest_divisor(W, W / (4 if W <= 32 else 8))
+    # Model and loss.
 
-    # The model and its loss.
-
-    def _settle(self) -> None:
-        """Decide every size that was not given."""
+    def _set_sizes(self) -> None:
+        """Derive every size that was not given."""
         if self.model_config:
             return
         s: ImageClassificationSettings = self.settings
         _, H, W = shape = self.patches.shape
         small = max(H, W) <= SMALL
         if s.model == "cnn":
-            blocks = s.depth or max(1, min(3, min(H, W).bit_length() - 2))
+            width, depth = s.width or 32, s.depth or max(1, min(3, min(H, W).bit_length() - 2))
             dropout = 0.2 if s.dropout is None else s.dropout
-            self.settings = replace(s, width=s.width or 32, depth=blocks, dropout=dropout)
-            self.model_config = ConvolutionalConfig(shape, len(self.classes), s.width or 32, blocks, dropout).as_dict()
+            self.settings = replace(s, width=width, depth=depth, dropout=dropout)
+            self.model_config = ConvolutionalConfig(shape, len(self.classes), width, depth, dropout).as_dict()
             return
         width, depth, heads = s.width or (64 if small else 96), s.depth or (3 if small else 4), s.heads or 4
+        pool, positions, dropout = s.pool or "mean", s.positions or "learned", s.dropout or 0.0
         if width % heads:
-            raise UserError(f"--width {width}: cannot be shared evenly among --heads {heads}")
-        if s.positions == "sinusoidal" and width % 4:
-            raise UserError(f"--width {width}: --positions sinusoidal needs a width that 4 divides")
-        patch = self.patches.patch
-        self.settings = replace(
-            s,
-            patch=f"{patch[0]}x{patch[1]}",
-            width=width,
-            depth=depth,
-            heads=heads,
-            dropout=s.dropout or 0.0,
-            read=s.read or "mean",
-            positions=s.positions or "learned",
-        )
-        s = self.settings
-        assert s.read is not None
-        assert s.positions is not None
-        assert s.dropout is not None
+            raise UserError(f"{flag('width')} {width}: must be divisible by {flag('heads')} {heads}")
+        if positions == "sinusoidal" and width % 4:
+            raise UserError(f"{flag('width')} {width}: must be divisible by 4 with {flag('positions')} sinusoidal")
+        height, side = self.patches.patch
+        sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "pool": pool, "positions": positions}
+        self.settings = replace(s, **sizes, dropout=dropout, patch_size=f"{height}x{side}")
         self.model_config = VisionConfig(
-            grid=self.patches.grid,
-            inputs=self.patches.features,
-            outputs=len(self.classes),
-            width=width,
-            depth=depth,
-            heads=heads,
-            read=s.read,
-            positions=s.positions,
-            dropout=s.dropout,
+            self.patches.grid, self.patches.features, len(self.classes), **sizes, dropout=dropout
         ).as_dict()
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         n = len(material.training)
         batch = max(1, min(BATCH, n // 4))
-        most = SMALL_EPOCHS if max(self.patches.shape[1:]) <= SMALL else MOST_EPOCHS
-        steps = max(LEAST_STEPS, round(min(_epochs(n), most) * -(-n // batch)))
+        max_epochs = SMALL_MAX_EPOCHS if max(self.patches.shape[1:]) <= SMALL else MAX_EPOCHS
+        steps = max(MIN_STEPS, round(min(_epochs(n), max_epochs) * -(-n // batch)))
         rates: dict[str, Any] = {"muon_lr": 0.02, "lr": 3e-3, "weight_decay": 0.05}
         if self.settings.model == "cnn":
             rates = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05, "decay": "all"}
@@ -263,13 +262,14 @@ class ImageClassification(Classification):
 
     def derived(self) -> dict[str, Any]:
         c = self.model_config
-        names = ("width", "depth") if self.settings.model == "cnn" else ("width", "depth", "heads", "read", "positions")
-        tokens = {} if self.settings.model == "cnn" else {"tokens": self.patches.count}
+        cnn = self.settings.model == "cnn"
+        names = ("width", "depth") if cnn else ("width", "depth", "heads", "pool", "positions")
+        tokens = {} if cnn else {"tokens": self.patches.count}
         return tokens | {name: c[name] for name in names} | {"classes": len(self.classes)}
 
     @property
     def sequence(self) -> int:
-        """Patches of a picture; a convolutional network reads pixels."""
+        """Patches per image; for a convolutional network, pixels."""
         c = self.model_config
         rows, columns = c["shape"][1:] if self.settings.model == "cnn" else c["grid"]
         return int(rows * columns)
@@ -280,126 +280,147 @@ class ImageClassification(Classification):
             return ConvolutionalNetwork(ConvolutionalConfig(**{**c, "shape": tuple(c["shape"])}), seed)
         return VisionTransformer(VisionConfig(**{**c, "grid": tuple(c["grid"])}), seed)
 
-    @property
-    def augmentation(self) -> Augmentation:
-        """How pictures are changed in training."""
-        s: ImageClassificationSettings = self.settings.with_changes(1.0)
-        return Augmentation(s.shift, s.rotate, s.scale, s.elastic, s.flip, s.color)  # type: ignore[arg-type]
-
     def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: BatchContext) -> Batch:
         pixels, labels = torch.from_numpy(samples[0]), torch.from_numpy(samples[1])
-        if moment.training and not self.augmentation.nothing:
-            draws = Draws.of([moment.random(row) for row in range(len(pixels))], pixels.shape[1])
-            pixels = augment(pixels, self.augmentation, draws)
+        if moment.training:
+            pixels = augment_each(pixels, self.settings, (moment.random(row) for row in range(len(pixels))))
         return Batch({"image": Stream(features=self.patches.encode(pixels))}, {"loss": labels})
 
     def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
-        # Smoothed where it is trained on, and plain where it is measured.
-        smoothing = self.settings.smoothing if logits.requires_grad else 0.0
+        # Label smoothing in training only.
+        smoothing = self.settings.label_smoothing if logits.requires_grad else 0.0
         terms = {"loss": cross_entropy_term(logits, targets, smoothing)}
         return terms if logits.requires_grad else {**terms, **measured_terms(logits, targets)}
 
     def baseline(self, material: PreparedData) -> Baseline | None:
-        """A support-vector machine on the pixels, on the same split."""
-        training, held = material.training, material.validation
-        assert isinstance(training, ImageSamples)
-        assert isinstance(held, ImageSamples)
-        if (found := support_vector_accuracy(training.pixels, training.labels, held.pixels, held.labels)) is None:
+        """Return the accuracy of a support-vector machine on the pixels, on the same split."""
+        train, val = material.training, material.validation
+        assert isinstance(train, ImageSamples)
+        assert isinstance(val, ImageSamples)
+        if (found := support_vector_accuracy(train.pixels, train.labels, val.pixels, val.labels)) is None:
             return None
         accuracy, C, scale = found
-        note = f"C = {C:g}, γ = {scale:g} of the usual, chosen on a fifth of the training pictures"
-        if len(training) > MOST:
-            note += f"; learned from {MOST:,} pictures of {len(training):,}"
-        if (side := block(training.pixels.shape)) > 1:
+        note = f"C = {C:g}, γ = {scale:g} times scikit-learn's default, chosen on a fifth of the training images"
+        if len(train) > MOST:
+            note += f"; trained on {MOST:,} of {len(train):,} images"
+        if (side := block(train.pixels.shape)) > 1:
             note += f"; pixels averaged over {side} × {side}"
         return Baseline("support-vector machine on pixels", accuracy, "accuracy", note, "accuracy")
 
-    # Use.
+    # Prediction.
 
-    def pixels_of(self, files: Sequence[str]) -> Tensor:
-        """Picture files as the model is given them: (n, C, H, W) uint8. Raises UserError naming the first that is
-        none."""
-        assert self.form is not None
-        found = []
+    def read_files(self, files: Sequence[str]) -> Tensor:
+        """Return image files as (n, C, H, W) uint8 in the run's format. Raise UserError naming the first that fails."""
+        assert self.image_format is not None
+        images = []
         for name in files:
             try:
-                found.append(decode(Path(name).read_bytes(), self.form))
+                images.append(decode(Path(name).read_bytes(), self.image_format))
             except (OSError, ValueError) as error:
                 raise UserError(f"cannot read {shown_path(name)}: {reason_of(error)}") from None
             except Unreadable as error:
                 raise UserError(f"{shown_path(name)}: {error}") from None
-        return torch.from_numpy(np.stack(found))
+        return torch.from_numpy(np.stack(images))
 
     def logits(self, pixels: Tensor, hooks: Hooks | None = None) -> Tensor:
-        """(B, C, H, W) uint8 → logits (B, classes)."""
+        """Return logits (B, classes) for images (B, C, H, W) uint8."""
         with self.ready() as model, torch.no_grad():
             batch = Batch({"image": Stream(features=self.patches.encode(pixels))})
             logits: Tensor = model(batch.to(self.device), hooks=hooks)
         return logits
 
     def predict(self, files: str | Sequence[str]) -> list[dict[str, Any]]:
-        """For each picture file its likeliest class, and the probability of each class, the likeliest first.
+        """Return for each image file the most likely class, and the probability of each class in descending order.
 
-        Raises UserError for a file that is no whole picture.
+        Raise UserError for a file that is no complete image.
         """
         files = [files] if isinstance(files, str) else list(files)
         answers = []
         for start in range(0, len(files), 64):
-            logits = self.logits(self.pixels_of(files[start : start + 64]))
-            for found in logits.double().softmax(-1).tolist():
-                ranked = sorted(zip(self.classes, found, strict=True), key=lambda one: -one[1])
+            logits = self.logits(self.read_files(files[start : start + 64]))
+            for probabilities in logits.double().softmax(-1).tolist():
+                ranked = sorted(zip(self.classes, probabilities, strict=True), key=lambda one: -one[1])
                 answers.append({"label": ranked[0][0], "probabilities": dict(ranked)})
         return answers
 
     def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
         if verb == "inspect attention":
-            return look_at(self, options, show)
+            return self._inspect_attention(options, show)
         assert isinstance(options, PredictOptions)
         if not options.files:
-            raise UserError("nothing to label: give picture files")
-        if options.top < 1:
-            raise UserError(f"--top {options.top}: must be at least 1")
-        found = self.predict(options.files)
-        if len(found) == 1:
-            rows = [[label, f"{p:.1%}"] for label, p in found[0]["probabilities"].items()]
+            raise UserError("nothing to classify: give image files")
+        answers = self.predict(options.files)
+        if len(answers) == 1:
+            rows = [[label, f"{p:.1%}"] for label, p in answers[0]["probabilities"].items()]
             show(plain_table(rows, ["label", "probability"]) + "\n")
         else:
-            best = [list(answer["probabilities"].items())[: options.top] for answer in found]
+            best = [list(answer["probabilities"].items())[: options.num_answers] for answer in answers]
             rows = [
                 [file, ", ".join(f"{label} {p:.1%}" for label, p in top)]
                 for file, top in zip(options.files, best, strict=True)
             ]
             show(plain_table(rows, ["file", "label and probability"]) + "\n")
-        return {"predictions": [{"file": file, **one} for file, one in zip(options.files, found, strict=True)]}
+        return {"predictions": [{"file": file, **one} for file, one in zip(options.files, answers, strict=True)]}
+
+    def _inspect_attention(self, o: AttentionOptions, show: Show) -> dict[str, Any]:
+        """Draw an image, the attention of each head, their mean, and the rollout."""
+        if not isinstance(self.model, VisionTransformer):
+            raise UserError(f"attention over an image needs a vision transformer ({flag('model')} vit)")
+        if o.file is None:
+            raise UserError("no image to inspect: give an image file")
+        layers = self.model.config.depth
+        layer = layers if o.layer is None else o.layer
+        if layer > layers:
+            raise UserError(f"{flag('layer')} {layer}: the model has layers 1 to {layers}")
+        out = place_of(o.out or f"{Path(o.file).stem}-attention.png")
+        pixels = self.read_files([o.file])
+        with self.ready():
+            found = image_attention(self.model, self.patches.encode(pixels).to(self.device), layer - 1)
+        maps = {f"layer {layer}, mean": found.heads.mean(0), "rollout": found.rollout}
+        maps |= {f"head {number}": head for number, head in enumerate(found.heads, start=1)}
+        shown = {name: values.tolist() for name, values in maps.items()}
+        probabilities = found.logits.double().softmax(-1)
+        best = int(probabilities.argmax())
+        label, probability = self.classes[best], float(probabilities[best])
+        title = f"{label} {probability:.1%}"
+        draw_overlays(pixels[0].numpy(), shown, out, title=title, dark=o.dark)
+        show(f"{title}\n{out}\n")
+        grid = list(self.model.config.grid)
+        return {"label": label, "probability": probability, "grid": grid, "maps": shown, "out": str(out)}
 
     # The run.
 
     def save_parts(self, folder: Path) -> dict[str, Any]:
-        assert self.form is not None
+        assert self.image_format is not None
         self.patches.save(folder / "tokenizer.json")
-        return {"classes": self.classes, "form": self.form.as_dict(), "tokenizer": self.patches.fingerprint()}
+        return {
+            "classes": self.classes,
+            "image_format": self.image_format.as_dict(),
+            "tokenizer": self.patches.fingerprint(),
+        }
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
         self._patches = Patches.load(folder / "tokenizer.json")
         if self._patches.fingerprint() != kept.get("tokenizer"):
             raise UserError(f"{folder / 'tokenizer.json'}: is not the tokenizer that the run was trained with")
+        config = folder / "config.json"
         try:
-            self.form = ImageFormat.from_dict(kept["form"])
+            self.image_format = ImageFormat.from_dict(kept["image_format"])
             self.classes = [str(label) for label in kept["classes"]]
-            fits = self.form.shape == self._patches.shape
+            fits = self.image_format.shape == self._patches.shape
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / 'config.json'}: parts has no form or no classes ({error})") from None
+            raise UserError(f"{config}: parts has no image_format or no classes ({error})") from None
         if not fits or len(self.classes) < 2:
-            raise UserError(f"{folder / 'config.json'}: its form and classes do not fit the tokenizer")
+            raise UserError(f"{config}: its image_format and classes do not fit the tokenizer")
 
     # For the equality kit.
 
     paths: ClassVar[Mapping[str, str]] = every_path(
         {
-            **dict.fromkeys(STEPWISE, "a picture is read at once, and nothing grows step by step"),
-            "packed = alone": "a row has one label, so that it cannot hold several pictures",
+            **dict.fromkeys(STEPWISE, "an image is read at once, and nothing grows step by step"),
+            "packed = alone": "a row has one label, so that it cannot hold several images",
         }
     )
 
@@ -408,13 +429,32 @@ class ImageClassification(Classification):
         table = stripes(folder)
         tiny = {"width": 16, "depth": 2, "batch": 4}
         no_padding = dict.fromkeys(
-            ("padded left = unpadded", "padded right = unpadded"), "a convolutional network reads whole pictures alone"
+            ("padded left = unpadded", "padded right = unpadded"), "a convolutional network reads whole images only"
         )
-        cnn = {**tiny, "width": 8, "model": "cnn", "shift": 0.0}
+        cnn = {**tiny, "width": 8, "model": "cnn", "translate": 0.0}
         return {
-            "vit": Example(table, {**tiny, "heads": 2, "patch": "2x4"}),
+            "vit": Example(table, {**tiny, "heads": 2, "patch_size": "2x4"}),
             "vit, mean": Example(
-                table, {**tiny, "heads": 2, "read": "mean", "positions": "sinusoidal", "dropout": 0.1, "flip": 0.5}
+                table, {**tiny, "heads": 2, "pool": "mean", "positions": "sinusoidal", "dropout": 0.1, "hflip": 0.5}
             ),
             "cnn": Example(table, cnn, {**no_padding, "fused = explicit": "a convolutional network has no attention"}),
         }
+
+
+def stripes(folder: Path) -> str:
+    """Write images of 8 × 8 pixels in two folders, horizontal and vertical stripes with noise; return the folder."""
+    random = np.random.Generator(np.random.Philox(0))
+    root = folder / "stripes"
+    for number in range(24):
+        image = random.integers(0, 60, (8, 8))
+        image[number % 2 :: 2] += 150
+        horizontal = number % 3 == 0
+        path = root / ("horizontal" if horizontal else "vertical") / f"{number}.pgm"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"P5 8 8 255\n" + (image if horizontal else image.T).astype(np.uint8).tobytes())
+    return str(root)
+
+
+def _nearest_divisor(side: int, wanted: float) -> int:
+    """Return the divisor of a side that is nearest to a number, the larger of two."""
+    return min((n for n in range(1, side + 1) if side % n == 0), key=lambda n: (abs(n - wanted), -n))

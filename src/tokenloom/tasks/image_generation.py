@@ -1,10 +1,12 @@
-"""Make pictures: a decoder paints cell after cell, over the pixels of a palette or over codes that were learned."""
+"""Generate images: a causal transformer predicts token after token, over palette colors or learned VQ codes."""
+
+# Longer than other tasks: it also trains with a prerequisite, and completes and guides what it generates.
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,147 +15,249 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tokenloom.config import Options, flag, option
 from tokenloom.data.image_files import ImageFormat, Pixels
 from tokenloom.data.image_split import ImageReport, ImageSplit
 from tokenloom.data.images import ImageData
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
+from tokenloom.evaluation.baselines.grid_counts import neighbor_nats, unigram_nats
 from tokenloom.generation import Request, Sampling, generate_all
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.image_gpt import ClassifierFreeGuidance, ImageGPT, ImageGPTConfig
 from tokenloom.models.protocols import StepModel
 from tokenloom.plotting.image_grid import MOST, draw_sheet
 from tokenloom.plotting.style import place_of
-from tokenloom.tasks import _image_tokenizers as tokenizers
-from tokenloom.tasks._image_cells import CellSamples, histogram_nats, neighbor_nats
-from tokenloom.tasks._image_completion import UpperHalf, check_whole, form_of_codes, nearest_row, read_top, upper_half
-from tokenloom.tasks._image_generation_settings import GenerateOptions, ImageGenerationSettings
-from tokenloom.tasks._image_input import read, read_parts
-from tokenloom.tasks._image_settings import ImageInputSettings
+from tokenloom.runs.folder import load
+from tokenloom.tasks._image_tokens import (
+    ImageTokenizer,
+    TokenizedImages,
+    UpperHalf,
+    encode_upper_half,
+    load_tokenizer,
+    nearest_row,
+    read_upper_half,
+    save_tokenizer,
+)
+from tokenloom.tasks._images import ImageInput
 from tokenloom.tasks._paths import every_path
 from tokenloom.tasks.base import Example, PreparedData, Prerequisite, Show, Task
 from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
+from tokenloom.tokenizers.vq import VQTokenizer
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
-from tokenloom.utils.names import counted, did_you_mean, some
+from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
+from tokenloom.utils.names import counted, did_you_mean, some, with_article
 
-STAGE = "codes"
-# Cells a step, about, so that a step of pixels costs what one of codes does.
-CELLS = 64 * 49
-# Passes over the pictures, of which each is seen in several ways; over pixels, so many that each picture adds about
-# this many cells in all. At least so many steps.
-EPOCHS, CELLS_SEEN, LEAST_STEPS = 38, 1800, 300
-# Cells that are made at a time, in pictures.
-TOGETHER = 100
+PREREQUISITE = "tokenizer"
+# Tokens per step, about, so that a step over pixels costs about as much as a step over codes.
+TOKENS_PER_STEP = 64 * 49
+# Epochs; over pixels fewer, so that each image contributes about this many tokens in all. Steps, at least.
+EPOCHS, TOKENS_PER_IMAGE, MIN_STEPS = 38, 1800, 300
 COPIES = 8
-# How often a row of codes is drawn of which a part is given.
+# Images that are generated at a time.
+CHUNK = 100
+# How often a row of codes of which only the upper pixels are given is sampled.
 CANDIDATES = 8
 
 
+@dataclass(frozen=True)
+class ImageGenerationSettings(ImageInput):
+    """Which images, how they are tokenized, and the sizes of the transformer."""
+
+    group: ClassVar[str] = "Model"
+
+    image_tokenizer: str = option(
+        "vq", "vq: trains a VQ tokenizer first; palette: pixels of a color palette; or a run of image-tokenizer"
+    )
+    codebook_size: int | None = option(None, "vq: number of codes [default: 128]", only={"image_tokenizer": "vq"})
+    downsample_factor: int | None = option(
+        None, "vq: pixels per side of a code [default: 4, small images 2]", only={"image_tokenizer": "vq"}
+    )
+    tokenizer_steps: int | None = option(None, "vq: optimizer steps", low=1, only={"image_tokenizer": "vq"})
+    palette_size: int | None = option(
+        None, "palette: number of colors [default: 16, rgb 64]", low=2, high=4096, only={"image_tokenizer": "palette"}
+    )
+    augmentations_per_image: int | None = option(
+        None, "versions of each image, all but one slightly augmented [default: 8, palette 1]", low=1, group="Data"
+    )
+    unconditional: bool = option(False, "ignore the classes of the images")
+    condition_dropout: float = option(
+        0.1, "fraction of images trained without their class; guidance needs some", low=0, below=1
+    )
+    width: int = option(64, "features per token", low=1)
+    depth: int = option(4, "number of layers", low=1)
+    heads: int = option(4, "attention heads per layer", low=1)
+    dropout: float = option(0.0, "fraction of activations set to zero in training", low=0, below=1)
+
+    def check(self) -> None:
+        """Raise UserError for a width that the heads cannot share, and for sizes that no VQ tokenizer could have."""
+        super().check()
+        if self.width % (2 * self.heads):
+            raise UserError(
+                f"{flag('width')} {self.width}: must be divisible by twice the number of {flag('heads')} {self.heads}"
+            )
+        ImageTokenizerTask.Settings(**self.tokenizer_sizes())
+
+    def tokenizer_sizes(self) -> dict[str, Any]:
+        """Return the given settings of the VQ tokenizer."""
+        sizes = {"codebook_size": self.codebook_size, "downsample_factor": self.downsample_factor}
+        return {name: value for name, value in sizes.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class GenerateOptions(Options):
+    """What is generated, and how each token is sampled."""
+
+    num_images: int = option(16, "number of images, or of completions of one", low=1, high=MOST)
+    out: str = option("sheet.png", "PNG to write")
+    class_name: str | None = option(None, "class of the images [default: all in turn]")
+    guidance_scale: float = option(1.0, "classifier-free guidance: 1 is none, more follows the class closer", low=0)
+    complete: str | None = option(None, "image file whose upper half is kept and lower half generated")
+    temperature: float = option(1.0, "sampling temperature; lower is more deterministic, 0 is greedy")
+    top_k: int | None = option(None, "sample among this many most likely tokens")
+    top_p: float | None = option(None, "sample among the most likely tokens of this total probability")
+    seed: int = option(0, "seed of the sampling")
+
+
 class ImageGeneration(Task):
-    """Pictures, cell after cell."""
+    """Generate images token by token."""
 
     name = "image-generation"
-    summary = "train a model to make pictures like yours, of a class, or to complete one"
+    summary = "train a model to generate images like yours, by class, and to complete images"
     Settings = ImageGenerationSettings
-    models: ClassVar[Mapping[str, str]] = {"decoder": "decoder-only transformer that sees the cells above the next one"}
+    models: ClassVar[Mapping[str, str]] = {"image-gpt": "causal transformer that also embeds the tokens above"}
     uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions}
-    decoded: ClassVar[str] = "cells"
-    things: ClassVar[str] = "cells"
-    unit: str = "nats a cell"
+    decoded: ClassVar[str] = "tokens"
+    things: ClassVar[str] = "tokens"
+    unit: str = "nats/token"
 
     def __init__(self, settings: ImageGenerationSettings | None = None) -> None:
         super().__init__(settings)
         self.classes: list[str] = []
-        self.form = ImageFormat()
-        self._tokenizer: tokenizers.PictureTokenizer | None = None
-        self.settings.check()
+        self.image_format = ImageFormat()
+        self._tokenizer: ImageTokenizer | None = None
 
     @property
-    def tokenizer(self) -> tokenizers.PictureTokenizer:
-        """From pictures to cells and back. Raises UserError before there is one."""
+    def tokenizer(self) -> ImageTokenizer:
+        """The image tokenizer. Raise UserError before there is one."""
         if self._tokenizer is None:
             raise UserError("this image-generation task has no tokenizer yet: train it, or load a run")
         return self._tokenizer
 
     @property
     def lossy(self) -> bool:
-        """Whether cells are codes, which stand for pictures with an error."""
-        return isinstance(self.tokenizer, ImageTokenizerTask)
+        """Whether tokens are VQ codes."""
+        return isinstance(self.tokenizer, VQTokenizer)
 
-    # The stage before.
+    # The tokenizer, trained before or taken from a run.
 
     def prerequisites(self) -> Mapping[str, Prerequisite]:
         s: ImageGenerationSettings = self.settings
-        if s.tokens != "codes" or self._tokenizer is not None:
+        if s.image_tokenizer != "vq" or self._tokenizer is not None:
             return {}
-        own = {one.name: getattr(s, one.name) for one in fields(ImageInputSettings)}
-        sizes = {"codes": s.codes, "factor": s.factor, "steps": s.codes_steps}
-        return {
-            STAGE: Prerequisite(ImageTokenizerTask.name, {**own, **{k: v for k, v in sizes.items() if v is not None}})
-        }
+        settings = {one.name: getattr(s, one.name) for one in fields(ImageInput)} | s.tokenizer_sizes()
+        if s.tokenizer_steps is not None:
+            settings["steps"] = s.tokenizer_steps
+        return {PREREQUISITE: Prerequisite(ImageTokenizerTask.name, settings)}
 
     def take_prerequisite(self, name: str, trained: Task) -> None:
         assert isinstance(trained, ImageTokenizerTask)
-        self._tokenizer = trained
+        self._use_tokenizer_of(trained)
+
+    def _use_tokenizer_of(self, task: ImageTokenizerTask) -> None:
+        """Take over the tokenizer of a run, and the image format that it was trained with.
+
+        Raise UserError where the settings ask for another format.
+        """
+        s: ImageGenerationSettings = self.settings
+        theirs, ours, default = task.image_format, s.image_format, ImageFormat()
+        options = {
+            "mode": "color_mode",
+            "fit": "resize_mode",
+            "background": "background_color",
+            "limit": "max_megapixels",
+        }
+        for name, setting in options.items():
+            if getattr(ours, name) not in (getattr(default, name), getattr(theirs, name)):
+                raise UserError(
+                    f"{flag(setting)} {getattr(s, setting)}: the tokenizer of {flag('image_tokenizer')}"
+                    f" {s.image_tokenizer} was trained with {getattr(theirs, name)}: leave it out"
+                )
+        self._tokenizer = task.tokenizer
+        self.image_format = theirs if ours.size is None else replace(theirs, size=ours.size)
 
     # Data.
 
     def prepare(self, data: str | None) -> PreparedData:
         assert data is not None
         s: ImageGenerationSettings = self.settings
-        if self._tokenizer is None and s.tokens not in ("codes", "palette"):
-            self._tokenizer = tokenizers.codes_of_run(s.tokens)
-        if isinstance(self._tokenizer, ImageTokenizerTask) and not self.model_config:
-            self.form = form_of_codes(s, self._tokenizer.form)
-        parts = read_parts(s, data, self.form if self.model_config or self.form.size else None)
-        self.form = parts.training.form
-        check_whole(self._tokenizer, self.form, s.tokens)
+        if self._tokenizer is None and s.image_tokenizer not in ("vq", "palette"):
+            trained = load(s.image_tokenizer)
+            if not isinstance(trained, ImageTokenizerTask):
+                raise UserError(
+                    f"{flag('image_tokenizer')} {s.image_tokenizer}: is {with_article(trained.name)} run; an"
+                    " image-tokenizer run is needed"
+                )
+            self._use_tokenizer_of(trained)
+        parts = s.split(s.read(data, self.image_format if self.model_config or self.image_format.size else None))
+        self.image_format = parts.training.form
         if self._tokenizer is None:
-            gray = self.form.mode == "gray"
-            self._tokenizer = Palette.learn(parts.training.pixels, s.colors or (16 if gray else 64))
+            gray = self.image_format.mode == "gray"
+            self._tokenizer = Palette.learn(parts.training.pixels, s.palette_size or (16 if gray else 64))
+        self._check_shape()
         if not self.model_config:
             self.classes = [] if s.unconditional else parts.classes
             rows, columns = self.tokenizer.grid
-            sizes = {"width": s.width, "depth": s.depth, "heads": s.heads}
-            config = ImageGPTConfig(
-                self.tokenizer.vocab_size, rows, columns, len(self.classes), **sizes, dropout=s.dropout
+            self.model_config = ImageGPTConfig(
+                self.tokenizer.vocab_size, rows, columns, len(self.classes), s.width, s.depth, s.heads, s.dropout
+            ).as_dict()
+        copies = s.augmentations_per_image or (COPIES if self.lossy else 1)
+        train, val = self._samples(parts.training, copies), self._samples(parts.validation, 1)
+        report = ImageReport.of(parts, self._report_rows(parts, copies))
+        return PreparedData(train, val, report.lines(), report.as_dict())
+
+    def _check_shape(self) -> None:
+        """Raise UserError where a VQ tokenizer is for images of another shape."""
+        if isinstance(self._tokenizer, VQTokenizer) and self._tokenizer.shape != self.image_format.shape:
+            (C, H, W), (c, h, w) = self._tokenizer.shape, self.image_format.shape
+            raise UserError(
+                f"{flag('image_tokenizer')} {self.settings.image_tokenizer}: is for images of {W} × {H} pixels with {C}"
+                f" channel(s), and these have {w} × {h} with {c}"
             )
-            self.model_config = config.as_dict()
-        copies = s.copies or (COPIES if self.lossy else 1)
-        training, held = self._samples(parts.training, copies), self._samples(parts.validation, 1)
-        report = ImageReport.of(parts, self._extra(parts, copies))
-        return PreparedData(training, held, report.lines(), report.as_dict())
 
-    def _samples(self, data: ImageData, copies: int) -> CellSamples:
+    def _samples(self, data: ImageData, copies: int) -> TokenizedImages:
         labels = data.labels if self.classes else np.full(len(data), -1)
-        return CellSamples(data.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint(), copies)
+        return TokenizedImages(data.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint(), copies)
 
-    def _extra(self, parts: ImageSplit, copies: int) -> dict[str, str]:
+    def _report_rows(self, parts: ImageSplit, copies: int) -> dict[str, str]:
         rows, columns = self.tokenizer.grid
-        kind = "codes" if self.lossy else "colors of a palette"
-        extra = {"cells": f"{rows} × {columns} a picture, of {self.tokenizer.vocab_size} {kind}"}
+        kind = "VQ codes" if self.lossy else "palette colors"
+        extra = {"tokens": f"{rows} × {columns} per image, vocabulary of {self.tokenizer.vocab_size} {kind}"}
         if copies > 1:
-            extra["copies"] = f"each picture in {copies} ways: as it is, and turned, moved, scaled and bent a little"
+            extra["augmentation"] = f"{copies} versions of each image, all but one slightly augmented"
         return extra
 
-    def load_samples(self, data: str) -> CellSamples:
-        found = read(self.settings, data, self.form, measured=True)
+    def load_samples(self, data: str) -> TokenizedImages:
+        images = self.settings.read(data, self.image_format, other_data=True)
         number = {label: n for n, label in enumerate(self.classes)}
-        labels = np.array([number.get(found.classes[n], -1) if n >= 0 else -1 for n in found.labels], dtype=np.int64)
-        return CellSamples(found.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint())
+        labels = np.array([number.get(images.classes[n], -1) if n >= 0 else -1 for n in images.labels], dtype=np.int64)
+        return TokenizedImages(images.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint())
 
     def save_parts(self, folder: Path) -> dict[str, Any]:
-        kept = tokenizers.save(self.tokenizer, folder)
-        return {**kept, "classes": self.classes, "form": self.form.as_dict()}
+        save_tokenizer(self.tokenizer, folder)
+        return {
+            "tokenizer": self.tokenizer.fingerprint(),
+            "classes": self.classes,
+            "image_format": self.image_format.as_dict(),
+        }
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        self._tokenizer = tokenizers.read_back(folder, kept)
-        self.classes, self.form = list(kept["classes"]), ImageFormat.from_dict(kept["form"])
+        self._tokenizer = load_tokenizer(folder, kept.get("tokenizer"))
+        self.classes, self.image_format = list(kept["classes"]), ImageFormat.from_dict(kept["image_format"])
 
-    # The model and its loss.
+    # Model and loss.
 
     @property
     def config(self) -> ImageGPTConfig:
@@ -161,208 +265,207 @@ class ImageGeneration(Task):
         return ImageGPTConfig(**self.model_config)
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        batch = max(4, min(64, round(CELLS / self.config.cells)))
-        epoch = -(-len(material.training) // batch)
-        epochs = EPOCHS if self.lossy else min(EPOCHS, max(1.0, CELLS_SEEN / self.config.cells))
-        steps = max(LEAST_STEPS, round(epochs * epoch))
+        tokens = self.config.num_tokens
+        batch = max(4, min(64, round(TOKENS_PER_STEP / tokens)))
+        epochs = EPOCHS if self.lossy else min(EPOCHS, max(1.0, TOKENS_PER_IMAGE / tokens))
+        steps = max(MIN_STEPS, round(epochs * -(-len(material.training) // batch)))
         return {"batch": batch, "steps": steps, "decay_fraction": 1.0}
 
     def derived(self) -> dict[str, Any]:
         c = self.config
-        return {"grid": f"{c.rows} × {c.columns}", "cells": c.vocab_size, "classes": c.classes}
+        return {"grid": f"{c.rows} × {c.columns}", "vocab_size": c.vocab_size, "classes": c.classes}
 
     @property
     def sequence(self) -> int:
-        """Cells of a picture."""
-        return self.config.cells
+        """Tokens per image."""
+        return self.config.num_tokens
 
     def build(self, seed: int) -> ImageGPT:
         return ImageGPT(self.config, seed)
 
     def collate(self, samples: tuple[NDArray[np.int64], NDArray[np.int64]], moment: BatchContext) -> Batch:
-        ids, labels = samples
+        ids, labels = samples  # (B, copies, tokens), (B,)
         copy, labels = np.zeros(len(ids), dtype=np.int64), labels.copy()
         if moment.training:
             for row in range(len(ids)):
                 random = moment.random(row)
                 copy[row] = random.integers(ids.shape[1])
-                labels[row] = -1 if random.random() < self.settings.class_drop else labels[row]
-        cells = torch.from_numpy(ids[np.arange(len(ids)), copy])
-        starts = torch.from_numpy(np.where(labels < 0, self.config.nothing, self.config.vocab_size + labels))
-        return Batch({"cells": Stream(ids=torch.cat((starts[:, None], cells[:, :-1]), 1))}, {"loss": cells})
+                labels[row] = -1 if random.random() < self.settings.condition_dropout else labels[row]
+        tokens = torch.from_numpy(ids[np.arange(len(ids)), copy])  # (B, tokens)
+        starts = torch.from_numpy(np.where(labels < 0, self.config.null_class, self.config.vocab_size + labels))
+        return Batch({"tokens": Stream(ids=torch.cat((starts[:, None], tokens[:, :-1]), 1))}, {"loss": tokens})
 
     def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-        terms: dict[str, LossTerm] = {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
-        return terms
+        return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
 
     # Metrics.
 
     def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        loss, (C, H, W) = totals["loss"].value, self.form.shape
+        loss = totals["loss"].value
         bits = loss / math.log(2)
-        return {"loss": loss, "bits_per_cell": bits, "bits_per_dimension": bits * self.config.cells / (C * H * W)}
+        values = math.prod(self.image_format.shape)
+        return {"loss": loss, "bits_per_token": bits, "bits_per_dim": bits * self.config.num_tokens / values}
 
-    def _compared(self, material: PreparedData) -> dict[str, float]:
-        """Counts on the same split, in bits a cell; and the squared error of the cells themselves."""
-        training, held = material.training, material.validation
-        assert isinstance(training, CellSamples)
-        assert isinstance(held, CellSamples)
-        seen, asked, vocab_size = (
-            training.ids[:, 0].astype(np.int64),
-            held.ids[:, 0].astype(np.int64),
-            self.config.vocab_size,
-        )
-        back = self.tokenizer.decode(asked)
+    def _baselines(self, material: PreparedData) -> dict[str, float]:
+        """Return the bits/token of count models on the same split, and the error of the tokenizer itself."""
+        train, val = material.training, material.validation
+        assert isinstance(train, TokenizedImages)
+        assert isinstance(val, TokenizedImages)
+        train_ids, val_ids = (samples.ids[:, 0].astype(np.int64) for samples in (train, val))
+        vocab_size = self.config.vocab_size
+        images = self.tokenizer.decode(val_ids)
         return {
-            "histogram_bits": histogram_nats(seen, asked, vocab_size) / math.log(2),
-            "neighbor_bits": neighbor_nats(seen, asked, self.tokenizer.grid, vocab_size) / math.log(2),
-            "squared_error": float(np.square(back / 255.0 - held.pixels / 255.0).mean()),
+            "unigram_bits": unigram_nats(train_ids, val_ids, vocab_size) / math.log(2),
+            "neighbor_bits": neighbor_nats(train_ids, val_ids, self.tokenizer.grid, vocab_size) / math.log(2),
+            "mse": float(np.square(images / 255.0 - val.pixels / 255.0).mean()),
         }
 
     def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:
         if folder is not None:
-            self._draw_example(folder / "pictures.png")
-        return self._compared(material)
+            pixels, classes = self.generate(16)
+            draw_sheet(pixels, folder / "samples.png", captions=classes if any(classes) else [])
+        return self._baselines(material)
 
     def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, Any]:
-        """As every task does; on data of the run's own split with the simple methods beside it."""
+        """Return the metrics; on the run's own split with those of the baselines."""
         if samples is not None or data is not None:
             return super().evaluate(data, batch=batch, samples=samples)
         material = self.prepare(self.source)
-        return {**super().evaluate(batch=batch, samples=material.validation), **self._compared(material)}
+        return {**super().evaluate(batch=batch, samples=material.validation), **self._baselines(material)}
 
     def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        cell = "code" if self.lossy else "pixel"
+        m = metrics
         lines = [
-            f"{f'bits a {cell}:':<18} {metrics['bits_per_cell']:.4f} (loss {metrics['loss']:.4f} nats),"
-            f" {metrics['bits_per_dimension']:.4f} a dimension, of pictures that were held out"
+            f"{'bits/token:':<18} {m['bits_per_token']:.4f} (loss {m['loss']:.4f} nats), {m['bits_per_dim']:.4f}"
+            " bits/dim, on validation images"
         ]
-        if "neighbor_bits" in metrics:
+        if "neighbor_bits" in m:
             lines.append(
-                f"{'to compare:':<18} {metrics['histogram_bits']:.4f} by how often each {cell} comes,"
-                f" {metrics['neighbor_bits']:.4f} by counts of four neighbors"
+                f"{'baselines:':<18} {m['unigram_bits']:.4f} unigram, {m['neighbor_bits']:.4f} given four neighbors"
             )
-            what = "what the codes lose; bits and error belong together" if self.lossy else "what the palette loses"
-            lines.append(f"{'squared error:':<18} {metrics['squared_error']:.5f} a value in 0 … 1: {what}")
+            what = "of the VQ tokenizer; fewer bits at a larger error are no gain" if self.lossy else "of the palette"
+            lines.append(f"{'mse:':<18} {m['mse']:.5f} per value in 0 … 1, {what}")
         return lines
 
     def baseline(self, material: PreparedData) -> Baseline | None:
-        bits = self._compared(material)["neighbor_bits"]
-        note = f"= {bits:.4f} bits: left, upper left, upper and upper right cell"
-        return Baseline("counts of four neighbors", bits * math.log(2), "nats a cell", note)
+        bits = self._baselines(material)["neighbor_bits"]
+        note = f"= {bits:.4f} bits: left, upper left, upper and upper right token"
+        return Baseline("counts given four neighbors", bits * math.log(2), "nats/token", note)
 
-    # Use.
+    # Generation.
+
+    def decoder(self, batch: Batch) -> StepModel:
+        assert isinstance(self.model, ImageGPT)
+        return self.model
 
     def generate(
         self,
-        count: int = 16,
+        num_images: int = 16,
         *,
-        class_: str | None = None,
-        guidance: float = 1.0,
-        top: Pixels | None = None,
+        class_name: str | None = None,
+        guidance_scale: float = 1.0,
+        complete: Pixels | None = None,
         sampling: Sampling | None = None,
         seed: int = 0,
     ) -> tuple[Pixels, list[str]]:
-        """Pictures (count, C, H, W), and the class that was asked for of each ("" for none).
+        """Return images (num_images, C, H, W), and the class of each ("" for none).
 
-        class_: None asks for all classes in turn, or for none with `top`. guidance: see `ClassifierFreeGuidance`. top: (C, H', W), the
-        upper part of a picture to be completed, at least half of it. Raises UserError for what this run cannot make.
+        class_name: None takes all classes in turn, or none with `complete`. guidance_scale: see
+        `ClassifierFreeGuidance`. complete: (C, H', W), the upper part of an image, at least half of it. Raise UserError
+        for what this run cannot generate.
         """
-        if count < 1:
-            raise UserError(f"--count {count}: must be at least 1")
-        classes = self._asked(count, class_, in_turn=top is None)
-        self._check_guidance(guidance, classes)
-        given = None if top is None else upper_half(top, self.tokenizer, self.form)
-        starts = [self.config.nothing if number is None else self.config.vocab_size + number for number in classes]
-        ids = np.empty((count, self.config.cells), dtype=np.int64)
+        # Check the ranges; only a sheet limits the number of images.
+        GenerateOptions(num_images=min(num_images, MOST), guidance_scale=guidance_scale)
+        classes = self._classes(num_images, class_name, in_turn=complete is None)
+        self._check_guidance(guidance_scale, classes)
+        given = None if complete is None else encode_upper_half(complete, self.tokenizer, self.image_format)
+        c, sampling = self.config, sampling or Sampling()
+        starts = [c.null_class if number is None else c.vocab_size + number for number in classes]
+        ids = np.empty((num_images, c.num_tokens), dtype=np.int64)
         with self.ready() as model:
             assert isinstance(model, ImageGPT)
-            decoder: StepModel = model if guidance == 1 else ClassifierFreeGuidance(model, guidance)
-            for begin in range(0, count, TOGETHER):
-                chosen = range(begin, min(begin + TOGETHER, count))
-                # Each picture has its own seed, whatever else is made beside it.
-                seeds = [seed * 2**32 + n for n in chosen]
-                known = self._known(decoder, given, [starts[n] for n in chosen], seeds, sampling or Sampling())
+            decoder: StepModel = model if guidance_scale == 1 else ClassifierFreeGuidance(model, guidance_scale)
+            for begin in range(0, num_images, CHUNK):
+                chunk = range(begin, min(begin + CHUNK, num_images))
+                # Each image has its own seed, whatever else is generated beside it.
+                seeds = [seed * 2**32 + n for n in chunk]
+                prefixes = self._prefixes(decoder, given, [starts[n] for n in chunk], seeds, sampling)
                 requests = [
-                    Request((starts[n], *row), self.config.cells - len(row), sampling or Sampling(), own)
-                    for n, row, own in zip(chosen, known, seeds, strict=True)
+                    Request((starts[n], *prefix), c.num_tokens - len(prefix), sampling, own_seed)
+                    for n, prefix, own_seed in zip(chunk, prefixes, seeds, strict=True)
                 ]
-                for n, row, (made,) in zip(chosen, known, generate_all(decoder, requests), strict=True):
-                    ids[n] = (*row, *made.ids)
+                for n, prefix, (made,) in zip(chunk, prefixes, generate_all(decoder, requests), strict=True):
+                    ids[n] = (*prefix, *made.ids)
         pixels = self.tokenizer.decode(ids)
         if given is not None:
             pixels[:, :, : given.pixels.shape[1]] = given.pixels
         return pixels, ["" if number is None else self.classes[number] for number in classes]
 
-    def _known(
+    def _prefixes(
         self, decoder: StepModel, given: UpperHalf | None, starts: list[int], seeds: list[int], sampling: Sampling
     ) -> list[list[int]]:
-        """The first ids of each picture. A row of codes of which the upper half covers a part is drawn several times,
-        and the one that fits is taken."""
+        """Return the first ids of each image. A row of codes of which only the upper pixels are given is sampled
+        several times, and the one nearest to the pixels is taken."""
         if given is None:
             return [[] for _ in starts]
-        if not given.partly:
-            return [given.known for _ in starts]
+        if not given.partial_rows:
+            return [given.ids for _ in starts]
         columns = self.tokenizer.grid[1]
         requests = [
-            # Seeds of its own: what is drawn below must not repeat these draws.
-            Request((start, *given.known), columns, sampling, own + 2**96, samples=CANDIDATES)
-            for start, own in zip(starts, seeds, strict=True)
+            # Other seeds than those of the tokens below, which must not repeat these draws.
+            Request((start, *given.ids), columns, sampling, seed + 2**96, samples=CANDIDATES)
+            for start, seed in zip(starts, seeds, strict=True)
         ]
         drawn = [np.array([one.ids for one in made], dtype=np.int64) for made in generate_all(decoder, requests)]
-        return [[*given.known, *nearest_row(rows, given, self.tokenizer)] for rows in drawn]
+        return [[*given.ids, *nearest_row(rows, given, self.tokenizer)] for rows in drawn]
 
-    def _asked(self, count: int, name: str | None, *, in_turn: bool) -> Sequence[int | None]:
+    def _classes(self, n: int, name: str | None, *, in_turn: bool) -> Sequence[int | None]:
+        """Return the class number of each image, None for no class."""
         K = len(self.classes)
         if name is None:
-            # Without a class at all, or with the first of them first.
-            return [n * K // count if count <= K else n % K for n in range(count)] if K and in_turn else [None] * count
+            return [i * K // n if n <= K else i % K for i in range(n)] if K and in_turn else [None] * n
         if not K:
-            raise UserError(f"--class {name}: this run has learned no classes")
+            raise UserError(f"{flag('class_name')} {name}: this run was trained without classes")
         if name not in self.classes:
-            raise UserError(
-                f"--class {name}: no such class{did_you_mean(name, self.classes)} (there are {some(self.classes, 20)})"
-            )
-        return [self.classes.index(name)] * count
+            hint = did_you_mean(name, self.classes)
+            raise UserError(f"{flag('class_name')} {name}: no such class{hint} (there are {some(self.classes, 20)})")
+        return [self.classes.index(name)] * n
 
-    def _check_guidance(self, guidance: float, classes: Sequence[int | None]) -> None:
-        if not (math.isfinite(guidance) and guidance >= 0):
-            raise UserError(f"--guidance {guidance}: must be a number from 0 up; 1 does nothing")
-        hidden = self.settings.class_drop > 0
-        if guidance != 1 and (not self.classes or not hidden or None in classes):
-            why = "this run has learned no classes" if not self.classes else "no class is asked for (--class)"
-            why = why if hidden else "this run was trained with --class-drop 0"
-            raise UserError(f"--guidance {guidance}: needs a class, and what no class looks like; {why}")
-        if None in classes and self.classes and not hidden:
-            raise UserError("--top without --class: this run was trained with --class-drop 0, and needs a class")
+    def _check_guidance(self, scale: float, classes: Sequence[int | None]) -> None:
+        """Raise UserError where guidance, or generating without a class, needs what the run was not trained with."""
+        no_dropout = f"this run was trained with {flag('condition_dropout')} 0"
+        if scale != 1:
+            why = "this run was trained without classes" if not self.classes else ""
+            why = why or (f"no class is given ({flag('class_name')})" if None in classes else "")
+            why = no_dropout if self.settings.condition_dropout == 0 else why
+            if why:
+                raise UserError(f"{flag('guidance_scale')} {scale}: needs a class and condition dropout; {why}")
+        if None in classes and self.classes and self.settings.condition_dropout == 0:
+            raise UserError(f"{flag('complete')} without {flag('class_name')}: {no_dropout}, and needs a class")
 
     def use(self, verb: str, options: GenerateOptions, show: Show) -> dict[str, Any]:
         o = options
         place_of(o.out)
-        if o.count > MOST:
-            raise UserError(f"--count {o.count}: one sheet has room for {MOST:,} pictures at most")
-        sampling = o.sampling()
-        top, note = (None, None) if o.top is None else read_top(o.top, self.form)
-        chosen: dict[str, Any] = {"class_": o.class_, "guidance": o.guidance, "seed": o.seed, "sampling": sampling}
-        pixels, classes = self.generate(o.count, top=top, **chosen)
+        sampling = Sampling(temperature=o.temperature, top_k=o.top_k, top_p=o.top_p)
+        upper, note = (None, None) if o.complete is None else read_upper_half(o.complete, self.image_format)
+        pixels, classes = self.generate(
+            o.num_images,
+            class_name=o.class_name,
+            guidance_scale=o.guidance_scale,
+            complete=upper,
+            sampling=sampling,
+            seed=o.seed,
+        )
         captions = classes if any(classes) else []
-        if top is not None:
-            pixels = np.concatenate((self._given(top)[None], pixels))
-            captions = ["given", *(name or f"completed {n}" for n, name in enumerate(classes, start=1))]
+        if upper is not None:
+            # The given half first, above gray.
+            whole = np.full(self.image_format.shape, 128, dtype=np.uint8)
+            whole[:, : upper.shape[1]] = upper
+            pixels = np.concatenate((whole[None], pixels))
+            captions = ["given", *(name or f"completion {n}" for n, name in enumerate(classes, start=1))]
         draw_sheet(pixels, o.out, captions=captions)
-        show(f"{counted(o.count, 'picture')}: {o.out}\n")
-        return {"out": o.out, "count": o.count, "classes": classes, "notes": [note] if note else []}
-
-    def _given(self, top: Pixels) -> Pixels:
-        """What was given, with gray below."""
-        whole = np.full(self.form.shape, 128, dtype=np.uint8)
-        half = self.form.shape[1] // 2
-        whole[:, :half] = top[:, :half]
-        return whole
-
-    def _draw_example(self, path: Path) -> None:
-        pixels, classes = self.generate(16)
-        draw_sheet(pixels, path, captions=classes if any(classes) else [])
+        show(f"{counted(o.num_images, 'image')}: {o.out}\n")
+        return {"out": o.out, "num_images": o.num_images, "classes": classes, "notes": [note] if note else []}
 
     # For the equality kit.
 
@@ -370,21 +473,17 @@ class ImageGeneration(Task):
         {
             **dict.fromkeys(
                 ("padded left = unpadded", "padded right = unpadded", "packed = alone"),
-                "all pictures have one size, and each stands alone in its row",
+                "all images have one size, and each is a row of its own",
             ),
-            "streamed = whole": "a picture is shown when it is whole",
+            "streamed = whole": "an image is shown when it is whole",
         }
     )
-
-    def decoder(self, batch: Batch) -> StepModel:
-        assert isinstance(self.model, ImageGPT)
-        return self.model
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:
         sizes = {"width": 16, "depth": 2, "heads": 2, "batch": 8}
-        codes = {"tokens": "codes", "codes": 8, "codes_steps": 3, "copies": 2}
+        vq = {"image_tokenizer": "vq", "codebook_size": 8, "tokenizer_steps": 3, "augmentations_per_image": 2}
         return {
-            "pixels": Example("digits", {**sizes, "tokens": "palette", "colors": 4}),
-            "codes": Example("digits", {**sizes, **codes}),
+            "palette": Example("digits", {**sizes, "image_tokenizer": "palette", "palette_size": 4}),
+            "vq": Example("digits", {**sizes, **vq}),
         }

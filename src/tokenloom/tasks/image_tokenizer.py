@@ -1,297 +1,256 @@
-"""A tokenizer of pictures that is learned: a run of this task turns a picture into a few codes, and codes into one."""
+"""Train an image tokenizer: a VQ-VAE that turns an image into a few codes, and codes into an image."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.config import Options, option
+from tokenloom.config import Options, flag, option
 from tokenloom.data.image_files import ImageFormat, Pixels
 from tokenloom.data.image_split import ImageReport
 from tokenloom.data.images import ImageSamples
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.vqvae import VQVAE as Autoencoder
-from tokenloom.models.vqvae import VQVAEConfig
+from tokenloom.models.vqvae import VQVAE, VQVAEConfig
 from tokenloom.nn.vector_quantizer import kmeans, perplexity, sums_by
 from tokenloom.plotting.image_grid import MOST, draw_sheet
 from tokenloom.plotting.style import place_of
-from tokenloom.tasks._image_input import read, read_parts
-from tokenloom.tasks._image_settings import ImageInputSettings, check_reading
+from tokenloom.tasks._images import ImageInput
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks.base import Example, PreparedData, Show, Task
+from tokenloom.tokenizers.vq import VQTokenizer, as_sequence
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
 from tokenloom.utils.names import counted
 
-# The weight of the commitment, as van den Oord et al. 2017 have it.
+# Weight of the commitment loss (van den Oord et al. 2017).
 COMMITMENT = 0.25
-# Pictures that the codebook starts from, and those that are encoded at a time.
-FIRST, TOGETHER = 256, 500
+# Training images from whose features the codebook is initialized.
+_INIT_IMAGES = 256
 STEPS = 1200
 
 
 @dataclass(frozen=True)
-class ImageCodesSettings(ImageInputSettings):
-    """How pictures are read, and the sizes of the autoencoder."""
+class ImageTokenizerSettings(ImageInput):
+    """Which images, and the sizes of the VQ-VAE."""
 
-    codes: int = option(128, "different codes")
-    factor: int | None = option(None, "pixels along the side of a code: 2, 4, 8, … [default: 4, of small pictures 2]")
-    features: int = option(64, "channels inside the network")
-    depth: int = option(16, "features of a code's vector")
+    group: ClassVar[str] = "Model"
 
-    def check(self) -> None:
-        """Raise UserError for values that no model could have."""
-        check_reading(self)
-        if not 2 <= self.codes <= 65_536:
-            raise UserError(f"--codes {self.codes}: must be from 2 to 65,536")
-        if self.factor is not None and self.factor not in (2, 4, 8, 16, 32):
-            raise UserError(f"--factor {self.factor}: must be 2, 4, 8, 16 or 32")
-        for name in ("features", "depth"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}: must be at least 1")
+    codebook_size: int = option(128, "number of codes", low=2, high=65_536)
+    downsample_factor: Literal[2, 4, 8, 16, 32] | None = option(
+        None, "pixels per side of a code [default: 4, for images below 16 pixels 2]"
+    )
+    hidden_channels: int = option(64, "channels of the hidden layers", low=1)
+    code_dim: int = option(16, "features of a code vector", low=1)
 
 
 @dataclass(frozen=True)
 class ReconstructOptions(Options):
-    """Which pictures are to go through the codes and back."""
+    """Which images are encoded and decoded."""
 
-    count: int = option(16, "how many of the validation pictures")
-    out: str = option("sheet.png", "the sheet to be written: each picture, and what comes back")
+    num_images: int = option(16, "number of validation images", low=1, high=MOST // 2)
+    out: str = option("sheet.png", "PNG to write: each image beside its reconstruction")
 
 
 class ImageTokenizerTask(Task):
-    """Pictures through a codebook."""
+    """Reconstruct images through a codebook."""
 
     name = "image-tokenizer"
-    summary = "learn a tokenizer of pictures: an autoencoder with a codebook; image-generation trains it by itself"
-    Settings = ImageCodesSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "autoencoder": "convolutions, and a codebook of moving averages between them"
-    }
+    summary = "train an image tokenizer, a VQ-VAE; image-generation trains one by itself"
+    Settings = ImageTokenizerSettings
+    models: ClassVar[Mapping[str, str]] = {"vqvae": "convolutional autoencoder with an EMA codebook"}
     uses: ClassVar[Mapping[str, type]] = {"reconstruct": ReconstructOptions}
     things: ClassVar[str] = "values"
-    unit: str = "squared error and commitment"
+    unit: str = "mse + commitment"
 
-    def __init__(self, settings: ImageCodesSettings | None = None) -> None:
+    def __init__(self, settings: ImageTokenizerSettings | None = None) -> None:
         super().__init__(settings)
-        self.form = ImageFormat()
-        self._first: Pixels | None = None
-        self.settings.check()
+        self.image_format = ImageFormat()
+        self._init_images: Pixels | None = None
 
     # Data.
 
     def prepare(self, data: str | None) -> PreparedData:
-        s: ImageCodesSettings = self.settings
+        s: ImageTokenizerSettings = self.settings
         assert data is not None
-        parts = read_parts(s, data, self.form if self.model_config else None)
-        self.form = parts.training.form
-        C, H, W = self.form.shape
+        parts = s.split(s.read(data, self.image_format if self.model_config else None))
+        self.image_format = parts.training.form
         if not self.model_config:
-            factor = s.factor or (4 if min(H, W) >= 16 else 2)
-            config = VQVAEConfig(H, W, C, factor, s.codes, s.features, s.depth)
-            if min(H, W) < factor:
-                raise UserError(
-                    f"--factor {factor}: a picture of {W} × {H} pixels is too small; --resolution makes it larger"
-                )
-            self.model_config = config.as_dict()
-            self._first = parts.training.pixels[:: max(1, len(parts.training) // FIRST)][:FIRST]
-        rows, columns = self.grid
-        report = ImageReport.of(parts, {"codes": f"{rows} × {columns} a picture, {self.vocab_size} different ones"})
-        training, held = (ImageSamples(p.pixels, p.labels) for p in (parts.training, parts.validation))
-        return PreparedData(training, held, report.lines(), report.as_dict())
+            self._set_sizes(parts.training.pixels)
+        c = self.config
+        rows, columns = c.grid
+        report = ImageReport.of(parts, {"codes": f"{rows} × {columns} per image, codebook of {c.codebook_size}"})
+        train, val = (ImageSamples(part.pixels, part.labels) for part in (parts.training, parts.validation))
+        return PreparedData(train, val, report.lines(), report.as_dict())
+
+    def _set_sizes(self, pixels: Pixels) -> None:
+        s: ImageTokenizerSettings = self.settings
+        C, H, W = self.image_format.shape
+        factor = s.downsample_factor or (4 if min(H, W) >= 16 else 2)
+        if min(H, W) < factor:
+            raise UserError(
+                f"{flag('downsample_factor')} {factor}: too large for images of {W} × {H} pixels; {flag('image_size')}"
+                " resizes them"
+            )
+        self.model_config = VQVAEConfig(H, W, C, factor, s.codebook_size, s.hidden_channels, s.code_dim).as_dict()
+        self._init_images = pixels[:: max(1, len(pixels) // _INIT_IMAGES)][:_INIT_IMAGES]
 
     def load_samples(self, data: str) -> Samples:
-        pixels = read(self.settings, data, self.form, measured=True)
-        return ImageSamples(pixels.pixels, pixels.labels)
+        images = self.settings.read(data, self.image_format, other_data=True)
+        return ImageSamples(images.pixels, images.labels)
 
     def save_parts(self, folder: Path) -> dict[str, Any]:
-        return {"form": self.form.as_dict()}
+        return {"image_format": self.image_format.as_dict()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        self.form = ImageFormat.from_dict(kept["form"])
+        self.image_format = ImageFormat.from_dict(kept["image_format"])
 
-    # The model and its loss.
+    # Model and loss.
+
+    @property
+    def config(self) -> VQVAEConfig:
+        """The sizes of the model."""
+        return VQVAEConfig(**self.model_config)
+
+    @property
+    def tokenizer(self) -> VQTokenizer:
+        """The trained model as a tokenizer."""
+        assert isinstance(self.model, VQVAE)
+        return VQTokenizer(self.model)
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         return {"steps": STEPS, "batch": 64, "lr": 3e-3, "weight_decay": 0.0, "optimizer": "adamw"}
 
     def derived(self) -> dict[str, Any]:
-        return {"grid": "{} × {}".format(*self.grid), **{k: self.model_config[k] for k in ("factor", "codes", "depth")}}
+        c = self.config
+        return {
+            "grid": "{} × {}".format(*c.grid),
+            "downsample_factor": c.downsample_factor,
+            "codebook_size": c.codebook_size,
+            "code_dim": c.code_dim,
+        }
 
     @property
     def sequence(self) -> int:
-        """Pixels."""
-        return int(self.model_config["height"] * self.model_config["width"])
+        """Pixels of an image."""
+        return self.config.height * self.config.width
 
-    def build(self, seed: int) -> Autoencoder:
-        model = Autoencoder(VQVAEConfig(**self.model_config), seed)
-        if self._first is not None:
-            # What is loaded has a codebook; a fresh one starts at the centers of what the fresh encoder makes.
+    def build(self, seed: int) -> VQVAE:
+        model = VQVAE(self.config, seed)
+        if self._init_images is not None:
+            # Initialize the codebook with k-means centers of the untrained encoder's features.
             with torch.no_grad():
-                points = model.features(_rasters(self._first)).flatten(0, 1)
+                points = model.features(as_sequence(self._init_images)).flatten(0, 1)
+            K = self.config.codebook_size
             try:
-                model.codebook.begin(kmeans(points, self.vocab_size, torch.Generator().manual_seed(seed)))
+                model.codebook.begin(kmeans(points, K, torch.Generator().manual_seed(seed)))
             except ValueError as error:
                 raise UserError(
-                    f"--codes {self.vocab_size}: the pictures have too few different parts ({error})"
+                    f"{flag('codebook_size')} {K}: the images have too few different parts ({error})"
                 ) from error
         return model
 
     def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: BatchContext) -> Batch:
         pixels, _ = samples
-        X = _rasters(pixels)
-        targets = (X * 255).round().long()
-        codes = torch.zeros(len(X), self.grid[0] * self.grid[1], dtype=torch.int64)
-        return Batch({"picture": Stream(features=X)}, {"loss": targets.flatten(1), "commitment": codes})
+        X = as_sequence(pixels)  # (B, H·W, C)
+        targets = {
+            "loss": (X * 255).round().long().flatten(1),
+            "commitment": torch.zeros(len(X), self.config.grid[0] * self.config.grid[1], dtype=torch.int64),
+        }
+        return Batch({"image": Stream(features=X)}, targets)
 
     def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-        """The mean square over all values between picture and what comes back, and the commitment of each code."""
-        coded = model(batch)
-        values, asked = batch.targets["loss"], batch.targets["commitment"]
+        """Return the mean squared error over all values, and the commitment loss of each code."""
+        output = model(batch)
+        evaluating = not output.images.requires_grad
+        values, asked = batch.targets["loss"], batch.targets["commitment"] != IGNORE
         counted = values != IGNORE
-        measured = not coded.pictures.requires_grad
-        back = coded.pictures.flatten(1)
-        errors = ((back.clamp(0, 1) if measured else back) - values / 255).square() * counted
-        commitment = coded.commitment * (asked != IGNORE)
+        images = output.images.flatten(1)
+        errors = ((images.clamp(0, 1) if evaluating else images) - values / 255).square() * counted
         terms = {
             "loss": LossTerm(errors.sum(1), counted.sum(1)),
-            "commitment": LossTerm(commitment.sum(1), (asked != IGNORE).sum(1), weight=COMMITMENT),
+            "commitment": LossTerm((output.commitment * asked).sum(1), asked.sum(1), weight=COMMITMENT),
         }
-        if measured:
-            # How often each picture has each code, (B, K): summed up, how the codes are used.
-            B, K = len(values), self.vocab_size
-            places = torch.arange(B, device=coded.codes.device)[:, None] * K + coded.codes
-            counts = sums_by(places.flatten(), torch.ones_like(places.flatten(), dtype=errors.dtype), B * K)
+        if evaluating:
+            # How often each image uses each code, (B, K).
+            B, K = len(values), self.config.codebook_size
+            index = torch.arange(B, device=output.codes.device)[:, None] * K + output.codes
+            counts = sums_by(index.flatten(), torch.ones_like(index.flatten(), dtype=errors.dtype), B * K)
             terms["codes"] = LossTerm(counts.view(B, K), torch.ones_like(counts[:B]), weight=0.0)
         return terms
 
     # Metrics.
 
     def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        squared, commitment = totals["loss"].value, totals["commitment"].value
+        mse, commitment = totals["loss"].value, totals["commitment"].value
         counts = totals["codes"].samples[0].sum(0)
         return {
-            "loss": squared + COMMITMENT * commitment,
-            "squared_error": squared,
+            "loss": mse + COMMITMENT * commitment,
+            "mse": mse,
             "commitment": commitment,
             "perplexity": perplexity(counts),
-            "codes_used": float((counts > 0).sum()),
+            "codebook_usage": float((counts > 0).sum()) / self.config.codebook_size,
         }
 
     def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        used, K = int(metrics["codes_used"]), self.vocab_size
+        m = metrics
         return [
-            f"squared error:     {metrics['squared_error']:.5f} a value in 0 … 1, of pictures that were held out",
-            f"codes:             {used} of {K} used, as {metrics['perplexity']:.1f} used alike would be (perplexity)",
-            f"loss:              {metrics['loss']:.5f}",
+            f"mse:               {m['mse']:.5f} per value in 0 … 1, on validation images",
+            f"codebook usage:    {m['codebook_usage']:.0%} of the codes, perplexity {m['perplexity']:.1f}",
+            f"loss:              {m['loss']:.5f}",
         ]
 
     def baseline(self, material: PreparedData) -> Baseline | None:
-        """The mean picture, whatever is asked."""
-        training, held = (part.take(part.all())[0] / 255.0 for part in (material.training, material.validation))
-        value = float(np.square(held - training.mean(0)).mean())
-        return Baseline("the mean picture", value, "squared error")
+        """Return the error of the mean training image."""
+        train, val = (part.take(part.all())[0] / 255.0 for part in (material.training, material.validation))
+        return Baseline("mean image", float(np.square(val - train.mean(0)).mean()), "mse")
 
     def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:
         if folder is not None:
-            self._draw(material.validation, 16, folder / "pictures.png")
+            self._draw(material.validation, 16, folder / "reconstructions.png")
         return {}
 
-    def _draw(self, samples: Samples, count: int, path: Path | str) -> Pixels:
-        # From all over the samples, which may be in the order of their classes.
+    def _draw(self, samples: Samples, n: int, path: Path | str) -> int:
+        """Draw up to n images beside their reconstructions; return how many."""
+        # Evenly spaced, because samples may be in the order of their classes.
         keys = samples.all()
-        pixels: Pixels = samples.take(keys[np.linspace(0, len(keys) - 1, min(count, len(keys))).astype(np.int64)])[0]
-        back = self.decode(self.encode(pixels))
-        pairs = np.stack((pixels, back), 1).reshape(-1, *pixels.shape[1:])
-        draw_sheet(pairs, path, captions=["picture", "from codes"] * len(pixels), columns=8)
-        return back
+        pixels: Pixels = samples.take(keys[np.linspace(0, len(keys) - 1, min(n, len(keys))).astype(np.int64)])[0]
+        tokenizer = self.tokenizer
+        pairs = np.stack((pixels, tokenizer.decode(tokenizer.encode(pixels))), 1).reshape(-1, *pixels.shape[1:])
+        draw_sheet(pairs, path, captions=["image", "reconstruction"] * len(pixels), columns=8)
+        return len(pixels)
 
-    # Use: as a tokenizer.
-
-    @property
-    def vocab_size(self) -> int:
-        """K, the number of codes."""
-        return int(self.model_config["codes"])
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of codes of a picture."""
-        return VQVAEConfig(**self.model_config).grid
-
-    @property
-    def cell(self) -> int:
-        """Pixels along the side of what a code stands for."""
-        return int(self.model_config["factor"])
-
-    def encode(self, pixels: Pixels) -> NDArray[np.int64]:
-        """The codes (n, rows · columns) of pictures (n, C, H, W), row by row. Raises ValueError for another size."""
-        if pixels.shape[1:] != self.form.shape:
-            raise ValueError(f"pictures of {pixels.shape[1:]}, and codes for {self.form.shape}")
-        with self.ready() as model:
-            assert isinstance(model, Autoencoder)
-            parts = [model.encode(_rasters(part).to(self.device)).cpu() for part in _parts(pixels)]
-        return torch.cat(parts).numpy()
-
-    def decode(self, codes: NDArray[np.int64]) -> Pixels:
-        """Pictures (n, C, H, W) of codes (n, rows · columns)."""
-        with self.ready() as model:
-            assert isinstance(model, Autoencoder)
-            parts = [model.decode(torch.from_numpy(part).to(self.device)).cpu() for part in _parts(codes)]
-        values = (torch.cat(parts) * 255).round().to(torch.uint8).transpose(1, 2)
-        return values.reshape(len(codes), *self.form.shape).numpy()
-
-    def fingerprint(self) -> str:
-        """A hash of all that decides codes and pictures."""
-        digest = hashlib.sha256(repr((sorted(self.model_config.items()), self.form.as_dict())).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+    # Actions.
 
     def use(self, verb: str, options: ReconstructOptions, show: Show) -> dict[str, Any]:
-        if options.count < 1:
-            raise UserError(f"--count {options.count}: must be at least 1")
-        if 2 * options.count > MOST:
-            raise UserError(f"--count {options.count}: a sheet has room for {MOST // 2:,} and what comes back of them")
         place_of(options.out)
-        samples = self.prepare(self.source).validation
-        back = self._draw(samples, options.count, options.out)
-        show(f"{counted(len(back), 'picture')}, each beside what comes back of it: {options.out}\n")
-        return {"out": options.out, "count": len(back)}
+        n = self._draw(self.prepare(self.source).validation, options.num_images, options.out)
+        show(f"{counted(n, 'image')}, each beside its reconstruction: {options.out}\n")
+        return {"out": options.out, "num_images": n}
 
     # For the equality kit.
 
     paths: ClassVar[Mapping[str, str]] = every_path(
         {
-            **dict.fromkeys(STEPWISE, "a picture is read at once, and nothing grows step by step"),
+            **dict.fromkeys(STEPWISE, "an image is read at once, and nothing grows step by step"),
             **dict.fromkeys(
                 ("padded left = unpadded", "padded right = unpadded", "packed = alone"),
-                "all pictures have one size, and each stands alone",
+                "all images have one size, and each is a row of its own",
             ),
-            "fused = explicit": "it has no attention",
+            "fused = explicit": "has no attention",
         }
     )
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:
-        settings = {"codes": 8, "features": 8, "depth": 4, "batch": 8}
-        return {"autoencoder": Example("digits", settings)}
-
-
-def _rasters(pixels: Pixels) -> torch.Tensor:
-    """(n, H·W, C) in 0 … 1 of pictures (n, C, H, W) of bytes."""
-    return torch.from_numpy(pixels.astype(np.float32) / 255).flatten(2).transpose(1, 2)
-
-
-def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
-    return [array[start : start + TOGETHER] for start in range(0, len(array), TOGETHER)]
+        settings = {"codebook_size": 8, "hidden_channels": 8, "code_dim": 4, "batch": 8}
+        return {"vqvae": Example("digits", settings)}

@@ -1,4 +1,6 @@
-"""Word vectors: skip-gram and CBOW with negative sampling, from any text or code."""
+"""Learn word vectors (word2vec): skip-gram and CBOW with negative sampling, from text or code."""
+
+# Longer than other tasks: it has four actions of its own and derives its learning rate from the data.
 
 from __future__ import annotations
 
@@ -12,152 +14,168 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.config import Options, option
+from tokenloom.config import Options, flag, option
 from tokenloom.data.documents import TextData
 from tokenloom.data.report import TextReport
 from tokenloom.data.samples import Samples, TextWindows
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
-from tokenloom.evaluation.word_similarity import agreement
+from tokenloom.evaluation.word_similarity import spearman_pmi
+from tokenloom.inspection.embeddings import EmbeddingSpace, Neighbors
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.word_vectors import WordVectors
+from tokenloom.tasks._negative_sampling import NegativeSampling, keep_probability, negative_distribution
 from tokenloom.tasks._paths import STEPWISE, every_path
-from tokenloom.tasks._word_vector_actions import (
-    MANY,
-    AnalogyOptions,
-    ExportOptions,
-    MapOptions,
-    Near,
-    NeighborOptions,
-    Space,
-)
-from tokenloom.tasks._word_vector_draws import Draws, keep_probability, negative_distribution
+from tokenloom.tasks._settings import TextSource, ValidationSplit
 from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerms, MetricSum, negative_sampling_term
+from tokenloom.utils.files import write_text
 
-# Words of a sample. A row's ends have no words beyond them, so that short rows would lose pairs.
-LONGEST = 1024
-# Passes over a long text, and steps over a short one.
-PASSES, STEPS = 5, 200
-# Adam moves a number by about the rate at each step, so that rate × steps is how far vectors can go. Too far, and they
-# know the text by heart and agree less with another; too near, and they know little. Found on shakespeare and
-# python-source; the rate stays within the range tried there.
+# Words per sample. Words at the ends of a row have smaller windows, so that short rows would lose pairs.
+MAX_SPAN = 1024
+# Epochs on a long text, and steps on a short one.
+EPOCHS, MIN_STEPS = 5, 200
+# Adam moves a number by about lr per step, so that lr × steps limits how far vectors move. If too far, they overfit; if
+# too little, they underfit. Chosen on shakespeare and python-source; lr stays within the range tried there.
 TRAVEL = {"skip-gram": 6.0, "cbow": 4.0}
 LEARNING_RATES = (0.005, 0.02)
+# Published analogies come from vectors trained on billions of words.
+ANALOGY_WORDS = 100_000_000
 
 
 @dataclass(frozen=True)
-class WordVectorSettings(Options):
-    """How words are found, and what is learned of them."""
+class WordVectorSettings(ValidationSplit, TextSource):
+    """How words are found, and how vectors are learned."""
+
+    group: ClassVar[str] = "Model"
 
     model: Literal["skip-gram", "cbow"] = option(
         "skip-gram", "skip-gram: a word predicts those around it; cbow: those around it predict a word (faster)"
     )
-    words: Literal["text", "code"] = option(
-        "text", "text: runs of letters and digits, with apostrophes; code: the words inside identifiers"
+    dim: int = option(100, "features per vector", low=1)
+    window: int = option(5, "context words to either side; each window's size is drawn from 1 to this", low=1)
+    negatives: int = option(5, "negative words per pair", low=1)
+    subsample: float = option(1e-3, "words more frequent than this are subsampled; 0 keeps all", low=0, high=1)
+    word_rule: Literal["text", "code"] = option(
+        "text", "text: runs of letters and digits, with apostrophes; code: the words inside identifiers", group="Data"
     )
-    width: int = option(100, "numbers in a vector")
-    window: int = option(5, "words to either side; how far is drawn anew for each word, from 1 to this")
-    negatives: int = option(5, "negative words a pair")
-    subsample: float = option(1e-3, "words more frequent than this share are seen less often; 0 sees all")
-    min_count: int = option(5, "words that are rarer are left out")
-    validation: str | None = option(None, "validate on this text instead of a part of the data")
-    val_fraction: float = option(0.1, "share of the data kept for validation")
-    column: str | None = option(None, "column of a table, or field of JSON lines, that holds the text")
-    encoding: str = option("utf-8", "encoding of the text")
+    min_count: int = option(5, "smallest count of a word in the vocabulary", low=1, group="Data")
+
+
+@dataclass(frozen=True)
+class NeighborOptions(Options):
+    """Which words, and how many neighbors of each."""
+
+    words: list[str] = option([], "words", positional=True)
+    num_answers: int = option(10, "neighbors per word", low=1)
+
+
+@dataclass(frozen=True)
+class AnalogyOptions(Options):
+    """Three words A B C, and how many answers."""
+
+    words: list[str] = option([], "three words A B C: what is to C as A is to B? (king man woman)", positional=True)
+    num_answers: int = option(5, "number of answers", low=1)
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions(Options):
+    """Which words are drawn, and the figure to write."""
+
+    words: list[str] = option([], "words to show [default: the most frequent]", positional=True)
+    num_words: int = option(100, "number of most frequent words shown", low=3)
+    out: str | None = option(None, "PNG to write")
+    dark: bool = option(False, "dark background")
+
+
+@dataclass(frozen=True)
+class ExportOptions(Options):
+    """The file format, and the file to write."""
+
+    format: Literal["word2vec"] = option("word2vec", "word2vec: text format that gensim reads")
+    out: str | None = option(None, "file to write")
 
 
 class WordVectorTask(Task):
-    """Learn a vector for each word, so that words used alike have vectors of like direction."""
+    """Learn a vector for each word, so that words in similar contexts have similar vectors."""
 
     name = "word-vectors"
-    summary = "learn vectors of the words in a text or in code; neighbors, analogies, export"
+    summary = "learn word vectors from text or code; nearest neighbors, analogies, export"
     Settings = WordVectorSettings
     models: ClassVar[Mapping[str, str]] = {
         "skip-gram": "a word predicts each word around it, against negative samples",
-        "cbow": "the mean of the words around a place predicts the word in it, against negative samples",
+        "cbow": "the mean of the words around a position predicts the word there, against negative samples",
     }
     uses: ClassVar[Mapping[str, type]] = {
         "inspect neighbors": NeighborOptions,
         "inspect analogy": AnalogyOptions,
-        "inspect embeddings": MapOptions,
+        "inspect embeddings": EmbeddingOptions,
         "export": ExportOptions,
     }
 
     def __init__(self, settings: WordVectorSettings | None = None) -> None:
         super().__init__(settings)
         self._vocabulary: Vocabulary | None = None
-        self._draws: Draws | None = None
-        s: WordVectorSettings = self.settings
-        self.unit = "nats a pair" if s.model == "skip-gram" else "nats a word"
-        for name in ("width", "window", "negatives", "min_count"):
-            if getattr(s, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(s, name)}: must be at least 1")
-        if not 0 <= s.subsample <= 1:
-            raise UserError(f"--subsample {s.subsample}: must be a share, from 0 to 1")
-        if not 0 < s.val_fraction < 1:
-            raise UserError(f"--val-fraction {s.val_fraction}: must be above 0 and below 1")
-        if s.validation is not None and s.val_fraction != WordVectorSettings.val_fraction:
-            raise UserError("--val-fraction has no effect with --validation: leave one of them out")
+        self._sampling: NegativeSampling | None = None
+        self.unit = "nats/pair" if self.settings.model == "skip-gram" else "nats/word"
 
     # Data.
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words that have vectors. Raises UserError before there are any."""
+        """The words that have vectors. Raise UserError before there are any."""
         if self._vocabulary is None:
-            raise UserError("there are no words yet: train on a text, or load a run")
+            raise UserError("there is no vocabulary yet: train on a text, or load a run")
         return self._vocabulary
 
     def _read(self, source: str) -> TextData:
-        return read_text(source, encoding=self.settings.encoding, column=self.settings.column)
+        s: WordVectorSettings = self.settings
+        newlines: Literal["fold", "keep"] = "fold" if s.normalize_newlines else "keep"
+        return read_text(source, encoding=s.encoding, newlines=newlines, column=s.text_column)
 
     def _words(self, text: TextData) -> list[list[str]]:
-        return [words_of(document.text, self.settings.words) for document in text.documents]
+        return [words_of(document.text, self.settings.word_rule) for document in text.documents]
 
     def prepare(self, data: str | None) -> PreparedData:
         s: WordVectorSettings = self.settings
         assert data is not None
-        parts = split(
-            self._read(data), s.val_fraction, validation=None if s.validation is None else self._read(s.validation)
-        )
-        training, validation = self._words(parts.training), self._words(parts.validation)
+        val_data = None if s.val_data is None else self._read(s.val_data)
+        parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
+        train_words, val_words = self._words(parts.training), self._words(parts.validation)
         if self._vocabulary is None:
-            self._vocabulary = Vocabulary.of(training, s.min_count, s.words)
-        found = self.vocabulary
-        if len(found) < 2:
+            self._vocabulary = Vocabulary.of(train_words, s.min_count, s.word_rule)
+        vocabulary = self.vocabulary
+        if len(vocabulary) < 2:
             raise UserError(
-                f"{data}: of {found.total:,} words, {len(found)} occur at least {s.min_count} times, and two are needed"
-                " (--min-count)"
+                f"{data}: of {vocabulary.total:,} words, {len(vocabulary)} occur at least {s.min_count} times, and two"
+                f" are needed ({flag('min_count')})"
             )
         if not self.model_config:
-            # Even a short text has some rows to choose from.
-            span = min(LONGEST, max(4 * s.window, found.known // 32))
+            # Even a short text has several rows to choose from.
+            span = min(MAX_SPAN, max(4 * s.window, vocabulary.known // 32))
             self.model_config = {
                 "kind": s.model,
-                "vocab_size": len(found),
-                "width": s.width,
+                "vocab_size": len(vocabulary),
+                "dim": s.dim,
                 "window": s.window,
                 "span": span,
             }
-        ids, held = found.encode(training), found.encode(validation)
-        if int((held >= 0).sum()) < 2:
-            raise UserError(f"{data}: the validation part has fewer than two words that training knows")
-        report = TextReport.of(parts, self._extra(int((ids >= 0).sum()), int((held >= 0).sum()), validation))
-        return PreparedData(self._windows(ids), self._windows(held), report.lines(), report.as_dict())
-
-    def _extra(self, training: int, held: int, validation: list[list[str]]) -> dict[str, str]:
-        found, total = self.vocabulary, sum(map(len, validation))
-        return {
-            "vocabulary": f"{len(found):,} words that occur at least {self.settings.min_count} times in training",
-            "words": f"{training:,} to train, {held:,} to validate",
-            "left out": f"{1 - found.known / found.total:.1%} of the training words, which are rarer, and"
-            f" {1 - held / total:.1%} of those to validate",
+        train, val = vocabulary.encode(train_words), vocabulary.encode(val_words)
+        num_train, num_val = int((train >= 0).sum()), int((val >= 0).sum())
+        if num_val < 2:
+            raise UserError(f"{data}: the validation part has fewer than two words of the vocabulary")
+        rare, unknown = 1 - vocabulary.known / vocabulary.total, 1 - num_val / sum(map(len, val_words))
+        rows = {
+            "vocabulary": f"{len(vocabulary):,} words that occur at least {s.min_count} times in training",
+            "words": f"{num_train:,} to train, {num_val:,} to validate",
+            "left out": f"{rare:.1%} of the training words, which are rarer, and {unknown:.1%} of those to validate",
         }
+        report = TextReport.of(parts, rows)
+        return PreparedData(self._windows(train), self._windows(val), report.lines(), report.as_dict())
 
     def _windows(self, ids: NDArray[np.int32]) -> TextWindows:
         return TextWindows(ids, self.model_config["span"])
@@ -165,16 +183,16 @@ class WordVectorTask(Task):
     def load_samples(self, data: str) -> TextWindows:
         ids = self.vocabulary.encode(self._words(self._read(data)))
         if int((ids >= 0).sum()) < 2:
-            raise UserError(f"{data}: fewer than two of its words are known to this run")
+            raise UserError(f"{data}: fewer than two of its words are in the vocabulary of this run")
         return self._windows(ids)
 
     def derived(self) -> dict[str, Any]:
-        return {"vocab_size": self.model_config["vocab_size"], "words a sample": self.model_config["span"]}
+        return {"vocab_size": self.model_config["vocab_size"], "words/sample": self.model_config["span"]}
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        # Every step moves all vectors, whatever it has seen: rows enough make that cheap. CBOW's are the cheaper ones.
+        # Every step updates all vectors: large batches make that cheap. CBOW rows cost less than skip-gram rows.
         batch = 8 if self.settings.model == "skip-gram" else 16
-        steps = max(PASSES * -(-len(material.training) // batch), STEPS)
+        steps = max(EPOCHS * -(-len(material.training) // batch), MIN_STEPS)
         lr = min(max(TRAVEL[self.settings.model] / steps, LEARNING_RATES[0]), LEARNING_RATES[1])
         return {
             "optimizer": "adamw",
@@ -195,17 +213,17 @@ class WordVectorTask(Task):
         return WordVectors(**{key: value for key, value in self.model_config.items() if key != "span"}, seed=seed)
 
     @property
-    def draws(self) -> Draws:
-        """What is drawn at each step."""
-        if self._draws is None:
+    def sampling(self) -> NegativeSampling:
+        """What makes batches."""
+        if self._sampling is None:
             counts, s = self.vocabulary.counts, self.settings
             keep = keep_probability(counts, s.subsample)
-            self._draws = Draws(s.model, s.window, keep, negative_distribution(counts))
-        return self._draws
+            self._sampling = NegativeSampling(s.model, s.window, keep, negative_distribution(counts))
+        return self._sampling
 
     def collate(self, samples: NDArray[np.int64], moment: BatchContext) -> Batch:
-        # The id after the row belongs to the next one.
-        return self.draws.batch(samples[:, :-1], moment)
+        # The last id of a window belongs to the next row.
+        return self.sampling.batch(samples[:, :-1], moment)
 
     def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         positive, negative = model(batch)
@@ -214,123 +232,137 @@ class WordVectorTask(Task):
 
     def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
-        return {"loss": loss.value, "interval": loss.interval(), "targets": loss.count}
+        return {"loss": loss.value, "loss_ci95": loss.interval(), "num_targets": loss.count}
 
     def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
-        """As for every task, and how well the vectors agree with how words meet in the text (see `agreement`)."""
+        """Return the metrics, with the Spearman correlation between cosine similarity and PMI."""
         if samples is None:
             samples = self.prepare(self.source).validation if data is None else self.load_samples(data)
         metrics = super().evaluate(batch=batch, samples=samples)
         if isinstance(samples, TextWindows):
             ids = np.asarray(samples.ids, np.int64)
-            rho, pairs = agreement(self.vectors.astype(np.float64), ids, self.settings.window)
-            metrics |= {"agreement": rho, "word_pairs": float(pairs)}
+            rho, pairs = spearman_pmi(self.vectors.astype(np.float64), ids, self.settings.window)
+            metrics |= {"spearman_pmi": rho, "num_word_pairs": float(pairs)}
         return metrics
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
         m = metrics
         what = "pair" if self.settings.model == "skip-gram" else "word"
-        either_way = "" if math.isnan(m["interval"]) else f" ± {m['interval']:.4f}"
+        interval = "" if math.isnan(m["loss_ci95"]) else f" ± {m['loss_ci95']:.4f}"
         lines = [
-            f"loss:        {m['loss']:.4f}{either_way} nats a {what}, against {self.settings.negatives} negative words",
-            f"measured on: {int(m['targets']):,} {what}s, drawn once for all",
+            f"loss:         {m['loss']:.4f}{interval} {self.unit}, against {self.settings.negatives} negative words",
+            f"evaluated on: {int(m['num_targets']):,} {what}s",
         ]
-        if "agreement" in m:
+        if "spearman_pmi" in m:
             lines.append(
-                f"agreement:   {m['agreement']:.4f}, the rank correlation of cosines with how much oftener than by"
-                f" chance {int(m['word_pairs']):,} pairs of words meet"
+                f"spearman pmi: {m['spearman_pmi']:.4f}, correlation between cosine similarity and PMI over"
+                f" {int(m['num_word_pairs']):,} pairs of words"
             )
         return lines
 
     def baseline(self, material: PreparedData) -> Baseline | None:
-        """What the words' frequencies alone reach: each word has the best logit that does not depend on the others.
+        """Return the loss of word frequencies: the best logits that depend on the predicted word alone.
 
-        The logit is log (p(w) / (K q(w))), with p the share of w among the training words that are kept and q its
-        probability as a negative; its loss on the held-out words is −Σ h(w) log σ(s_w) − K Σ q(w) log σ(−s_w).
+        The logit of w is s_w = log (p(w) / (K q(w))), with p the frequency of w among the training words that are kept
+        and q its probability as a negative; its loss on validation words of frequency h is −Σ h(w) log σ(s_w)
+        − K Σ q(w) log σ(−s_w).
         """
-        draws, K = self.draws, self.settings.negatives
-        held = np.asarray(material.validation.ids)  # type: ignore[attr-defined]
-        seen = np.asarray(self.vocabulary.counts) * draws.keep
-        asked = np.bincount(held[held >= 0], minlength=len(seen)) * draws.keep
-        logits = np.log(seen / seen.sum() / (K * draws.negative))
-        nats = np.logaddexp(0, -logits) @ (asked / asked.sum()) + K * (np.logaddexp(0, logits) @ draws.negative)
-        return Baseline("word frequencies alone", float(nats), self.unit)
+        sampling, K = self.sampling, self.settings.negatives
+        val = np.asarray(material.validation.ids)  # type: ignore[attr-defined]
+        train_counts = np.asarray(self.vocabulary.counts) * sampling.keep
+        val_counts = np.bincount(val[val >= 0], minlength=len(train_counts)) * sampling.keep
+        s = np.log(train_counts / train_counts.sum() / (K * sampling.negative))
+        nats = np.logaddexp(0, -s) @ (val_counts / val_counts.sum()) + K * (np.logaddexp(0, s) @ sampling.negative)
+        return Baseline("word frequencies", float(nats), self.unit)
 
-    # Use.
+    # Actions.
 
     @property
     def vectors(self) -> NDArray[np.float32]:
-        """The vectors of all words, (vocab, width), in the order of `vocabulary.words`."""
+        """The vectors of all words, (vocab, dim), in the order of `vocabulary.words`."""
         weight: NDArray[np.float32] = self.model.words.weight.detach().float().cpu().numpy()  # type: ignore[union-attr, operator]
         return weight
 
     @property
-    def space(self) -> Space:
-        """The words as directions."""
-        return Space(self.vocabulary, self.vectors)
+    def space(self) -> EmbeddingSpace:
+        """The words and their vectors."""
+        return EmbeddingSpace(self.vocabulary.words, self.vectors)
 
-    def neighbors(self, word: str, top: int = 10) -> Near:
-        """The words nearest to a word, with their cosines. Raises UserError for a word that is not known."""
-        return self.space.neighbors(word, top)
+    def word(self, text: str) -> str:
+        """Return the word of the vocabulary that a user typed, by its rule. Raise UserError for several words."""
+        words = words_of(text, self.vocabulary.rule)
+        if len(words) > 1:
+            raise UserError(f"{text!r} is {len(words)} words here ({', '.join(words)}): give one of them")
+        return words[0] if words else text
 
-    def analogy(self, a: str, b: str, c: str, top: int = 5) -> Near:
-        """What is to c as a is to b: the words nearest to a − b + c, with their cosines. Weak on little text."""
-        return self.space.analogy(a, b, c, top)
+    def neighbors(self, word: str, num_answers: int = 10) -> Neighbors:
+        """Return the nearest words with their cosines. Raise UserError for a word that is not in the vocabulary."""
+        return self.space.neighbors(self.word(word), NeighborOptions(num_answers=num_answers).num_answers)
+
+    def analogy(self, a: str, b: str, c: str, num_answers: int = 5) -> Neighbors:
+        """Return what is to c as a is to b: the words nearest to a − b + c, with their cosines."""
+        n = AnalogyOptions(num_answers=num_answers).num_answers
+        return self.space.analogy(self.word(a), self.word(b), self.word(c), n)
 
     def example(self) -> str:
         words = self.vocabulary.words
-        middle = [words[min(len(words) - 1, place)] for place in (100, 200, 400)]
-        return "\n".join(
-            f"{word}: {', '.join(near for near, _ in self.neighbors(word, 6))}" for word in dict.fromkeys(middle)
-        )
+        shown = dict.fromkeys(words[min(len(words) - 1, rank)] for rank in (100, 200, 400))
+        return "\n".join(f"{word}: {', '.join(near for near, _ in self.neighbors(word, 6))}" for word in shown)
 
     def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
         if verb == "inspect neighbors":
-            return self._use_neighbors(options, show)
+            return self._neighbors(options, show)
         if verb == "inspect analogy":
-            return self._use_analogy(options, show)
+            return self._analogy(options, show)
         if options.out is None:
-            raise UserError(f"--out: say where to write {'the plot' if verb == 'inspect embeddings' else 'the vectors'}")
+            raise UserError(f"{flag('out')}: give the file to write")
         if verb == "export":
-            self.space.export(Path(options.out))
-        elif verb == "inspect embeddings":
+            self._export(Path(options.out))
+        else:
             self._draw(options)
         show(f"written to {options.out}\n")
         return {"out": options.out, "words": len(self.vocabulary)}
 
-    def _use_neighbors(self, o: NeighborOptions, show: Show) -> dict[str, Any]:
+    def _neighbors(self, o: NeighborOptions, show: Show) -> dict[str, Any]:
         if not o.words:
-            raise UserError("no word to find the neighbors of: tokenloom inspect RUN neighbors WORD …")
-        space = self.space
-        found = {word: space.neighbors(word, o.top) for word in o.words}
+            raise UserError("no word to find neighbors of: tokenloom inspect RUN neighbors WORD …")
+        found = {word: self.neighbors(word, o.num_answers) for word in o.words}
         for word, near in found.items():
             show(f"{word}\n" + _lines(near))
         return {"neighbors": {word: [list(pair) for pair in near] for word, near in found.items()}}
 
-    def _use_analogy(self, o: AnalogyOptions, show: Show) -> dict[str, Any]:
+    def _analogy(self, o: AnalogyOptions, show: Show) -> dict[str, Any]:
         if len(o.words) != 3:
             raise UserError(f"an analogy takes three words, A B C for “what is to C as A is to B?”, not {len(o.words)}")
         a, b, c = o.words
-        near = self.analogy(a, b, c, o.top)
+        near = self.analogy(a, b, c, o.num_answers)
         show(f"{a} − {b} + {c}\n" + _lines(near))
         notes = []
-        if self.vocabulary.known < MANY:
+        if self.vocabulary.known < ANALOGY_WORDS:
             notes.append(
                 f"trained on {self.vocabulary.known:,} words; analogies are weak on little text (the published ones"
                 " come from billions of words)"
             )
         return {"answers": [list(pair) for pair in near], "notes": notes}
 
-    def _draw(self, o: MapOptions) -> None:
+    def _draw(self, o: EmbeddingOptions) -> None:
         from tokenloom.plotting.embedding_map import draw_map
 
-        if o.count < 3:
-            raise UserError(f"--count {o.count}: a map needs at least 3 words")
-        space = self.space
-        ids = [space.id(word) for word in o.words] or list(range(min(o.count, len(self.vocabulary))))
-        labels = [self.vocabulary.words[id] for id in ids]
-        title = f"{len(ids)} words of {self.source}" if o.words else f"The {len(ids)} most frequent words"
-        draw_map(space.plane(ids), labels, str(o.out), title=title, dark=o.dark)
+        words = [self.word(word) for word in o.words] or self.vocabulary.words[: o.num_words]
+        title = f"{len(words)} words of {self.source}" if o.words else f"The {len(words)} most frequent words"
+        draw_map(self.space.project(words), words, str(o.out), title=title, dark=o.dark)
+
+    def _export(self, path: Path) -> None:
+        """Write all vectors in word2vec's text format: a line with the two sizes, then one line per word.
+
+        Nine digits restore every float32 exactly. Raise UserError where the file exists or cannot be written.
+        """
+        if path.exists():
+            raise UserError(f"{flag('out')} {path}: exists already; give another name, or remove it")
+        lines = ["{} {}".format(*self.vectors.shape)]
+        for word, vector in zip(self.vocabulary.words, self.vectors.tolist(), strict=True):
+            lines.append(" ".join([word, *(f"{value:.9g}" for value in vector)]))
+        write_text(path, "\n".join(lines) + "\n")
 
     # The run.
 
@@ -350,7 +382,7 @@ class WordVectorTask(Task):
         {
             "padded left = unpadded": "rows are padded where words are left out, before windows are made",
             "padded right = unpadded": "rows are padded where words are left out, before windows are made",
-            "packed = alone": "rows are cut from one run of documents, which keep apart by themselves",
+            "packed = alone": "rows are cut from one sequence of documents, whose windows are separate",
             "fused = explicit": "has no attention",
             **dict.fromkeys(STEPWISE, "does not generate"),
         }
@@ -365,13 +397,13 @@ class WordVectorTask(Task):
         for number in range(6):
             line = f"def getItem_{number}(selfName, item_key):\n    return selfName.items[item_key]\n"
             (code / f"{number}.py").write_text(line * 12, "utf-8")
-        tiny = {"width": 8, "window": 3, "min_count": 2, "subsample": 0.1, "batch": 4}
+        tiny = {"dim": 8, "window": 3, "min_count": 2, "subsample": 0.1, "batch": 4}
         return {
             "skip-gram": Example(str(text), tiny),
-            "cbow": Example(str(code), {**tiny, "model": "cbow", "words": "code"}),
+            "cbow": Example(str(code), {**tiny, "model": "cbow", "word_rule": "code"}),
         }
 
 
-def _lines(near: Near) -> str:
+def _lines(near: Neighbors) -> str:
     width = max(map(len, dict(near)), default=0)
     return "".join(f"  {word:<{width}}  {cosine:.3f}\n" for word, cosine in near)

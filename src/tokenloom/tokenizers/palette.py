@@ -1,4 +1,4 @@
-"""Pixels as tokens: each pixel is the nearest of a few colors that were learned from the pictures, row by row."""
+"""Pixels as tokens: each pixel is the nearest color of a palette learned from the images."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tokenloom.utils.files import sha256, write_json
 
 FORMAT = 1
 KIND = "palette"
-# More pixels than this are thinned out before colors are learned.
+# Colors are learned from at most this many pixels, evenly spaced.
 MOST_PIXELS = 1_000_000
 Pixels = NDArray[np.uint8]
 Ids = NDArray[np.int64]
 
 
 class Palette:
-    """K colors, from dark to light; the id of a pixel is the place of the nearest color.
+    """K colors, from dark to light; the id of a pixel is the index of the nearest color.
 
-    colors: (K, C) in 0 … 1. height, width: of the pictures that it is made for, in pixels.
+    colors: (K, C) in 0 … 1. height, width: of the images, in pixels.
     """
 
     def __init__(self, colors: NDArray[np.float32], height: int, width: int) -> None:
@@ -33,25 +33,23 @@ class Palette:
 
     @classmethod
     def learn(cls, pixels: Pixels, count: int, seed: int = 0) -> Palette:
-        """A palette of `count` colors by k-means on the pixels of pictures (n, C, H, W), deterministic by the seed.
+        """Return a palette of `count` colors by k-means on the pixels of images (n, C, H, W).
 
-        Gray values go the same way as colors, with one channel. Pictures with fewer different colors than that keep
-        them all: the palette is then smaller. Raises UserError for fewer than two colors, asked for or there.
+        Images with fewer different colors keep them all: the palette is then smaller. Raise UserError for images of a
+        single color.
         """
-        if not 2 <= count <= 4096:
-            raise UserError(f"--colors {count}: must be from 2 to 4,096")
         _, C, H, W = pixels.shape
         points = pixels.transpose(0, 2, 3, 1).reshape(-1, C)
         points = points[:: -(-len(points) // MOST_PIXELS)]
         different = np.unique(points, axis=0)
         if len(different) < 2:
-            raise UserError(f"all pixels of these pictures have one color ({different[0].tolist()}): nothing to learn")
+            raise UserError(f"all pixels of these images have one color ({different[0].tolist()}): nothing to learn")
         if len(different) <= count:
             colors: NDArray[np.float32] = (different / 255).astype(np.float32)
         else:
             generator = torch.Generator().manual_seed(seed)
             colors = kmeans(torch.from_numpy(points.astype(np.float32) / 255), count, generator).numpy()
-        # By lightness, then channel by channel, so that a palette does not depend on the order in which it was found.
+        # Sort by lightness, then by channel, so that a palette does not depend on the order of the clusters.
         order = np.lexsort((*colors.T[::-1], colors.mean(1)))
         return cls(colors[order], H, W)
 
@@ -66,40 +64,40 @@ class Palette:
         return self.height, self.width
 
     @property
-    def cell(self) -> int:
-        """Pixels along the side of what an id stands for."""
+    def token_size(self) -> int:
+        """Pixels per side of a token."""
         return 1
 
     def encode(self, pixels: Pixels) -> Ids:
-        """The ids (n, H·W) of pictures (n, C, H, W), in raster order. Raises ValueError for another size."""
+        """Return the ids (n, H·W) of images (n, C, H, W), in raster order. Raise ValueError for another shape."""
         n, C, H, W = pixels.shape
         if (self.colors.shape[1], self.height, self.width) != (C, H, W):
-            raise ValueError(f"pictures of {C} × {H} × {W}, and a palette for others")
+            raise ValueError(f"images of {C} × {H} × {W}, and a palette for others")
         points = torch.from_numpy(pixels.transpose(0, 2, 3, 1).reshape(-1, C).astype(np.float32) / 255)
         index, _ = nearest(points, torch.from_numpy(self.colors))
         return index.numpy().reshape(n, H * W)
 
     def decode(self, ids: Ids) -> Pixels:
-        """Pictures (n, C, H, W) of ids (n, H·W): every pixel has its color of the palette."""
+        """Return the images (n, C, H, W) of ids (n, H·W)."""
         colors = np.rint(self.colors * 255).astype(np.uint8)[ids]
         return np.ascontiguousarray(colors.reshape(len(ids), self.height, self.width, -1).transpose(0, 3, 1, 2))
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file."""
+        """Return plain values for JSON."""
         colors = [[float(value) for value in color] for color in self.colors]
         return {"format": FORMAT, "kind": KIND, "height": self.height, "width": self.width, "colors": colors}
 
     def fingerprint(self) -> str:
-        """A hash of all that decides ids."""
+        """Return a hash of all that decides ids."""
         return sha256(json.dumps(self.as_dict(), sort_keys=True))
 
     def save(self, path: Path) -> None:
-        """Write it, all or nothing."""
+        """Write the palette atomically."""
         write_json(path, self.as_dict())
 
     @classmethod
     def load(cls, path: Path) -> Palette:
-        """Read it back. Raises UserError, naming the file, for what is no palette."""
+        """Read a palette. Raise UserError, naming the file, for anything else."""
         try:
             kept = json.loads(path.read_text("utf-8"))
             if (kept["format"], kept["kind"]) != (FORMAT, KIND):

@@ -75,7 +75,7 @@ def _emoji(paths: Sequence[Path]) -> ImageData:
     basic = ImageFont.Layout.BASIC
     font = ImageFont.truetype(io.BytesIO(font_file), _EMOJI_POINTS, layout_engine=basic)
     lacking = bytes(font.getmask("\U0010fffd"))
-    form, half = ImageFormat((_EMOJI_SIDE, _EMOJI_SIDE), "color"), _EMOJI_SIDE // 2
+    form, half = ImageFormat((_EMOJI_SIDE, _EMOJI_SIDE), "rgb"), _EMOJI_SIDE // 2
     ids, pixels = [], []
     for text in sorted(names):
         if len(text) != 1 or bytes(font.getmask(text)) == lacking:

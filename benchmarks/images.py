@@ -18,11 +18,9 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.harness import Row, Setting, at_least, compare
 from benchmarks.side import apart
-from tokenloom.tasks._image_generation_settings import ImageGenerationSettings
-from tokenloom.tasks._image_settings import ImageClassificationSettings
-from tokenloom.tasks.image_classification import ImageClassification
-from tokenloom.tasks.image_generation import ImageGeneration
-from tokenloom.tasks.image_tokenizer import ImageCodesSettings, ImageTokenizerTask
+from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
+from tokenloom.tasks.image_generation import ImageGeneration, ImageGenerationSettings
+from tokenloom.tasks.image_tokenizer import ImageTokenizerSettings, ImageTokenizerTask
 from tokenloom.training.batches import Batches
 from tokenloom.training.device import keep_freed_memory
 from tokenloom.training.loop import Trainer
@@ -35,10 +33,10 @@ MADE = 50
 
 
 def _ours(**more: Any) -> Callable[[], Any]:
-    """A step as `tokenloom train digits --resolution 28` takes it. more: other settings of training."""
+    """A step as `tokenloom train digits --image-size 28` takes it. more: other settings of training."""
     keep_freed_memory()  # as every training on a CPU does
-    given: dict[str, Any] = dict.fromkeys(("shift", "rotate", "scale", "elastic"), 0.0)
-    given |= {"resolution": str(SIDE), "patch": str(PATCH), "width": D, "depth": L, "heads": H, "read": "class"}
+    given: dict[str, Any] = dict.fromkeys(("translate", "rotate", "scale", "elastic"), 0.0)
+    given |= {"image_size": str(SIDE), "patch_size": str(PATCH), "width": D, "depth": L, "heads": H, "pool": "cls"}
     task = ImageClassification(ImageClassificationSettings(**given))
     material = task.prepare("digits")
     settings, _ = TrainingSettings(**more).filled({**DEFAULT_RECIPE, **task.recipe(material)})
@@ -52,7 +50,7 @@ def _peer() -> Callable[[], Any]:
     """The pictures as a tensor of numbers with a point, a batch by one gather, and the fused AdamW."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    task = ImageClassification(ImageClassificationSettings(resolution=str(SIDE)))
+    task = ImageClassification(ImageClassificationSettings(image_size=str(SIDE)))
     samples: Any = task.prepare("digits").training
     pixels, labels = (torch.from_numpy(part) for part in samples.take(samples.all()))
     X = (pixels / 255 - 0.5) / 0.5
@@ -86,17 +84,19 @@ def _peer() -> Callable[[], Any]:
 
 def _codes() -> Callable[[], Any]:
     """Pictures by codes, which are decoded too."""
-    codes = ImageTokenizerTask(ImageCodesSettings(resolution=str(SIDE)))
+    codes = ImageTokenizerTask(ImageTokenizerSettings(image_size=str(SIDE)))
     codes.prepare("digits")
     codes.model = codes.build(0).eval()
-    task = ImageGeneration(ImageGenerationSettings(resolution=str(SIDE)))
-    task.take_prerequisite("codes", codes)
+    task = ImageGeneration(ImageGenerationSettings(image_size=str(SIDE)))
+    task.take_prerequisite("tokenizer", codes)
     return _made(task)
 
 
 def _pixels() -> Callable[[], Any]:
     """Pictures by pixels."""
-    return _made(ImageGeneration(ImageGenerationSettings(resolution=str(SIDE), tokens="palette", colors=16)))
+    return _made(
+        ImageGeneration(ImageGenerationSettings(image_size=str(SIDE), image_tokenizer="palette", palette_size=16))
+    )
 
 
 def _made(task: ImageGeneration) -> Callable[[], Any]:
@@ -119,8 +119,8 @@ SIDES: dict[str, Callable[[], Callable[[], Any]]] = {
 
 def measure(setting: Setting) -> list[Row]:
     times = 10 if setting.quick else 40
-    ours, muon, theirs = (apart("pictures", name, setting, times) for name in (OURS, MUON, PEER))
-    codes, pixels = (apart("pictures", name, setting, 1) for name in (CODES, PIXELS))
+    ours, muon, theirs = (apart("images", name, setting, times) for name in (OURS, MUON, PEER))
+    codes, pixels = (apart("images", name, setting, 1) for name in (CODES, PIXELS))
     what = "training step of an image classifier"
     return [
         compare(what, ours, PEER, theirs, setting, goal=at_least(1.0)),

@@ -1,4 +1,4 @@
-"""What is drawn in training word vectors, and how agreement is measured: numbers worked by hand."""
+"""Random draws of word2vec training, and Spearman PMI: numbers worked by hand."""
 
 import math
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.evaluation.word_similarity import agreement, cooccurrences, rank_correlation
+from tokenloom.evaluation.word_similarity import cooccurrences, rank_correlation, spearman_pmi
 from tokenloom.models.batch import IGNORE
 from tokenloom.models.word_vectors import BLOCK
-from tokenloom.tasks._word_vector_draws import SHARED, Draws, keep_probability, negative_distribution
+from tokenloom.tasks._negative_sampling import SHARED, NegativeSampling, keep_probability, negative_distribution
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.losses import negative_sampling_term
 
 
-def moment(*keys: int, step: int = 0) -> BatchContext:
+def context(*keys: int, step: int = 0) -> BatchContext:
     return BatchContext(7, step, np.array(keys))
 
 
@@ -26,17 +26,17 @@ def test_frequent_words_are_seen_less_often() -> None:
 
 
 def test_negatives_are_drawn_by_counts_to_three_quarters() -> None:
-    """16 and 1: 16^0.75 = 8, so 8/9 and 1/9; and 200,000 draws come near."""
+    """16 and 1: 16^0.75 = 8, so 8/9 and 1/9; and 200,000 sampling come near."""
     np.testing.assert_allclose(negative_distribution([16, 1]), [8 / 9, 1 / 9], rtol=1e-12)
-    draws = Draws("skip-gram", 2, np.ones(2), negative_distribution([16, 1]))
-    drawn = draws.batch(np.zeros((200, 5), np.int64), moment(*range(200)))["negatives"].tokens
+    sampling = NegativeSampling("skip-gram", 2, np.ones(2), negative_distribution([16, 1]))
+    drawn = sampling.batch(np.zeros((200, 5), np.int64), context(*range(200)))["negatives"].tokens
     assert drawn.shape == (200, SHARED)
     assert float((drawn == 0).double().mean()) == pytest.approx(8 / 9, abs=0.02)
 
 
 def test_a_window_is_as_far_as_it_was_drawn_and_all_are_as_likely() -> None:
-    draws = Draws("skip-gram", 3, np.ones(1), np.ones(1))
-    asked = draws.batch(np.zeros((40, 300), np.int64), moment(*range(40))).targets["loss"] != IGNORE
+    sampling = NegativeSampling("skip-gram", 3, np.ones(1), np.ones(1))
+    asked = sampling.batch(np.zeros((40, 300), np.int64), context(*range(40))).targets["loss"] != IGNORE
     middle = asked[:, 3:297]
     # −3 −2 −1 1 2 3: symmetric, and whoever sees further sees what is nearer.
     assert torch.equal(middle, middle.flip(-1))
@@ -48,8 +48,8 @@ def test_a_window_is_as_far_as_it_was_drawn_and_all_are_as_likely() -> None:
 
 def test_words_that_are_left_out_close_the_gap_but_documents_stay_apart() -> None:
     """Word 1 is never kept; −1 ends a document."""
-    draws = Draws("skip-gram", 1, np.array([1.0, 0.0, 1.0]), np.full(3, 1 / 3))
-    batch = draws.batch(np.array([[0, 1, 2, -1, 2, 1], [1, 1, 1, 1, 1, 0]]), moment(0, 1))
+    sampling = NegativeSampling("skip-gram", 1, np.array([1.0, 0.0, 1.0]), np.full(3, 1 / 3))
+    batch = sampling.batch(np.array([[0, 1, 2, -1, 2, 1], [1, 1, 1, 1, 1, 0]]), context(0, 1))
     real = batch["words"].real
     assert real is not None
     assert real.shape == (2, BLOCK), "rows are filled up to whole blocks"
@@ -59,25 +59,27 @@ def test_words_that_are_left_out_close_the_gap_but_documents_stay_apart() -> Non
     assert targets[0, :3].tolist() == [[IGNORE, 2], [0, IGNORE], [IGNORE, IGNORE]]
     assert (targets[0, 3:] == IGNORE).all()
     assert (targets[1] == IGNORE).all()
-    cbow = Draws("cbow", 1, draws.keep, draws.negative).batch(np.array([[0, 1, 2, -1, 2, 1]]), moment(0))
+    cbow = NegativeSampling("cbow", 1, sampling.keep, sampling.negative).batch(
+        np.array([[0, 1, 2, -1, 2, 1]]), context(0)
+    )
     assert cbow.targets["loss"][0, :3, 0].tolist() == [0, 2, IGNORE]
 
 
 def test_nothing_is_left_of_rows_of_words_that_are_not_kept() -> None:
-    batch = Draws("cbow", 2, np.zeros(1), np.ones(1)).batch(np.zeros((2, 5), np.int64), moment(0, 1))
+    batch = NegativeSampling("cbow", 2, np.zeros(1), np.ones(1)).batch(np.zeros((2, 5), np.int64), context(0, 1))
     assert batch.counts() == {"loss": 0}
 
 
-def test_draws_belong_to_seed_step_and_sample() -> None:
-    draws = Draws("skip-gram", 4, np.full(9, 0.7), np.full(9, 1 / 9))
+def test_sampling_belong_to_seed_step_and_sample() -> None:
+    sampling = NegativeSampling("skip-gram", 4, np.full(9, 0.7), np.full(9, 1 / 9))
     rows = np.arange(120).reshape(3, 40) % 9
-    together = draws.batch(rows, moment(5, 6, 7))
-    alone = draws.batch(rows[1:2], moment(6))
+    together = sampling.batch(rows, context(5, 6, 7))
+    alone = sampling.batch(rows[1:2], context(6))
     n = int(alone["words"].tokens.shape[1])
     assert torch.equal(together["words"].tokens[1:2, :n], alone["words"].tokens)
     assert torch.equal(together.targets["loss"][1:2, :n], alone.targets["loss"])
     assert torch.equal(together["negatives"].tokens[1:2], alone["negatives"].tokens)
-    later = draws.batch(rows[1:2], moment(6, step=1))
+    later = sampling.batch(rows[1:2], context(6, step=1))
     assert not torch.equal(later["negatives"].tokens, alone["negatives"].tokens)
 
 
@@ -111,8 +113,8 @@ def test_vectors_that_know_which_words_meet_agree_and_others_do_not() -> None:
     """Words 0 1 and 2 3 are met together, never across."""
     ids = np.array([0, 1] * 50 + [-1] + [2, 3] * 50 + [-1])
     knowing = np.array([[1.0, 0.1], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
-    rho, pairs = agreement(knowing, ids, 1)
+    rho, pairs = spearman_pmi(knowing, ids, 1)
     assert pairs == 6
     assert rho > 0.8
-    assert agreement(knowing[[0, 2, 1, 3]], ids, 1)[0] < 0
-    assert math.isnan(agreement(knowing, ids[:4], 1)[0]), "too little text says nothing"
+    assert spearman_pmi(knowing[[0, 2, 1, 3]], ids, 1)[0] < 0
+    assert math.isnan(spearman_pmi(knowing, ids[:4], 1)[0]), "too little text says nothing"

@@ -18,13 +18,14 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.harness import Row, Setting, at_least, compare
 from benchmarks.side import apart
+from tokenloom.config import fill
 from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
 from tokenloom.tasks.image_generation import ImageGeneration, ImageGenerationSettings
 from tokenloom.tasks.image_tokenizer import ImageTokenizerSettings, ImageTokenizerTask
 from tokenloom.training.batches import Batches
 from tokenloom.training.device import keep_freed_memory
 from tokenloom.training.loop import Trainer
-from tokenloom.training.settings import DEFAULT_RECIPE, OptimizerSettings, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 SIDE, PATCH, D, H, L, BATCH = 28, 7, 96, 4, 4, 64
 STEPS = 4000
@@ -39,8 +40,8 @@ def _ours(**more: Any) -> Callable[[], Any]:
     given |= {"image_size": str(SIDE), "patch_size": str(PATCH), "width": D, "depth": L, "heads": H, "pool": "cls"}
     task = ImageClassification(ImageClassificationSettings(**given))
     material = task.prepare("digits")
-    settings, _ = TrainingSettings(**more).filled({**DEFAULT_RECIPE, **task.recipe(material)})
-    batches = Batches(material.training, task.collate, batch=BATCH, seed=0)
+    settings, _ = fill(TrainingSettings(**more), {**DEFAULT_RECIPE, **task.recipe(material)})
+    batches = Batches(material.training, task.collate, batch_size=BATCH, seed=0)
     trainer = Trainer(task, task.build(0).train(), settings, batches)
     done = iter(range(1 << 40))
     return lambda: trainer.step(next(done) % STEPS, STEPS)
@@ -109,7 +110,7 @@ OURS, MUON = "ours", "ours, with Muon"
 CODES, PIXELS = "codes", "pixels"
 PEER = "transformers' ViT"
 SIDES: dict[str, Callable[[], Callable[[], Any]]] = {
-    OURS: lambda: _ours(optimizer=OptimizerSettings("adamw")),
+    OURS: lambda: _ours(optimizer="adamw"),
     MUON: _ours,
     PEER: _peer,
     CODES: _codes,

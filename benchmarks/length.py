@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchmarks import texts
 from benchmarks.harness import FASTER, Row, Setting, Spread, at_most, crossing, progress, slope, timed
+from tokenloom.config import fill
 from tokenloom.models.gpt import GPT
 from tokenloom.nn.attention import explicit_attention, fused_attention
 from tokenloom.nn.masks import Causal
@@ -107,10 +108,12 @@ def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[
     """A step of the default small model on `TOKENS` tokens; and forward and backward of parts of its layers on as many:
     all of attention, the N × N part of it alone, and the MLP."""
     task, material = texts.prepared(context=context)
-    settings, _ = TrainingSettings().filled({**DEFAULT_RECIPE, **task.recipe(material)})
+    settings, _ = fill(TrainingSettings(), {**DEFAULT_RECIPE, **task.recipe(material)})
     model = task.build(0).train()
     assert isinstance(model, GPT)
-    trainer = Trainer(task, model, settings, Batches(material.training, task.collate, batch=TOKENS // context, seed=0))
+    trainer = Trainer(
+        task, model, settings, Batches(material.training, task.collate, batch_size=TOKENS // context, seed=0)
+    )
     numbers = iter(range(1 << 40))
     X = torch.randn(TOKENS // context, context, model.config.width, requires_grad=True)
     positions = torch.arange(context)[None]

@@ -18,6 +18,7 @@ from benchmarks.peers.chapter_gpt import ChapterTraining
 from benchmarks.peers.framework import EncoderGPT, GPT2Logits, LogitsTraining
 from benchmarks.peers.nano_gpt import NanoTraining
 from benchmarks.side import apart
+from tokenloom.config import fill
 from tokenloom.training.batches import Batches
 from tokenloom.training.device import keep_freed_memory
 from tokenloom.training.loop import Trainer
@@ -32,9 +33,9 @@ def our_step(steps: int = 900, **more: Any) -> tuple[Callable[[], Any], Any, int
     more: other settings of training.
     """
     task, material = texts.prepared(preset="classic", context=N, width=D, depth=L, heads=H)
-    settings, _ = TrainingSettings(**more).filled({**DEFAULT_RECIPE, **task.recipe(material)})
+    settings, _ = fill(TrainingSettings(**more), {**DEFAULT_RECIPE, **task.recipe(material)})
     model = task.build(12).train()
-    batches = Batches(material.training, task.collate, batch=BATCH, seed=0)
+    batches = Batches(material.training, task.collate, batch_size=BATCH, seed=0)
     trainer = Trainer(task, model, settings, batches)
     done = iter(range(1 << 40))
     return lambda: trainer.step(next(done) % steps, steps), material.training.ids, task.tokenizer.vocab_size  # type: ignore[attr-defined]

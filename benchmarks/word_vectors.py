@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokenloom.config import fill
 from tokenloom.evaluation.word_similarity import spearman_pmi
 from tokenloom.lab.word_vectors import gensim_model, texts_of
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
@@ -63,9 +64,9 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     count = sum(map(len, texts))
     theirs = gensim_model(task, texts, seed)
     recipe = {**DEFAULT_RECIPE, **task.recipe(material)}
-    batches = Batches(material.training, task.collate, batch=recipe["batch"], seed=seed)
+    batches = Batches(material.training, task.collate, batch_size=recipe["batch_size"], seed=seed)
     each = batches.steps_per_epoch
-    settings, _ = TrainingSettings(steps=passes * each, seed=seed).filled(recipe)
+    settings, _ = fill(TrainingSettings(steps=passes * each, seed=seed), recipe)
     trainer = Trainer(task, task.build(seed), settings, batches)
 
     sides = Comparison(Side(), Side(), passes * count, 0)

@@ -34,7 +34,7 @@ from tokenloom.training.checkpoints import whole_tensors
 from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup
 from tokenloom.training.events import Finished, PrerequisiteEvent, StepFinished
 from tokenloom.training.loop import Trainer
-from tokenloom.training.settings import OptimizerSettings, TrainingSettings
+from tokenloom.training.settings import TrainingSettings
 
 STEPS = 4
 ROWS = 5
@@ -212,13 +212,12 @@ def accumulated_whole(s: Subject) -> float:
     """Weights after two steps, with the batch in one piece and in three; no dropout, and AdamW alone."""
     weights = []
     for pieces in (1, 3):
-        optimizer = replace(s.settings.optimizer, optimizer="adamw")
-        settings = replace(s.settings, accumulate=pieces, optimizer=optimizer)
+        settings = replace(s.settings, grad_accum=pieces, optimizer="adamw", muon_lr=None)
         model = copy.deepcopy(s.model).train()
         for part in model.modules():
             if isinstance(part, torch.nn.Dropout):
                 part.p = 0.0
-        batches = Batches(s.training, s.task.collate, batch=4, seed=3, accumulate=pieces)
+        batches = Batches(s.training, s.task.collate, batch_size=4, seed=3, grad_accum=pieces)
         trainer = Trainer(s.task, model, settings, batches)
         for step in range(2):
             trainer.step(step, 10)
@@ -229,7 +228,7 @@ def accumulated_whole(s: Subject) -> float:
 def two_one(s: Subject) -> float:
     """Weights after two steps of the trained run in two processes, in each mode, against one; no dropout, and AdamW."""
     (straight,) = two_steps(SINGLE_PROCESS, s.folder / "run", [""])
-    found = in_each(two_steps, s.folder / "run", ["data", "sharded"])
+    found = in_each(two_steps, s.folder / "run", ["ddp", "fsdp"])
     return max(apart(torch.from_numpy(weights), torch.from_numpy(straight)) for each in found for weights in each)
 
 
@@ -244,10 +243,12 @@ def two_steps(processes: ProcessGroup, run: Path, modes: list[str]) -> list[Any]
         for part in task.model.modules():
             if isinstance(part, torch.nn.Dropout):
                 part.p = 0.0
-        optimizing = OptimizerSettings("adamw", lr=0.01, weight_decay=0.01, decay="all", clip=1.0)
+        optimizing = TrainingSettings(
+            optimizer="adamw", lr=0.01, weight_decay=0.01, weight_decay_on="all", grad_clip=1.0
+        )
         share = (processes.rank, processes.world_size)
-        batches = Batches(task.prepare(task.source).training, task.collate, batch=3, seed=3, share=share)
-        trainer = Trainer(task, task.model, TrainingSettings(optimizer=optimizing), batches, processes)
+        batches = Batches(task.prepare(task.source).training, task.collate, batch_size=3, seed=3, share=share)
+        trainer = Trainer(task, task.model, optimizing, batches, processes)
         for step in range(2):
             trainer.step(step, 10)
         results.append(torch.cat([tensor.flatten() for tensor in whole_tensors(task.model).values()]).numpy())

@@ -16,7 +16,7 @@ def test_four_layers_of_128_in_2000_steps(tinyshakespeare: str) -> None:
     full validation part, in separate windows of 64."""
     losses = []
     for seed in (1, 2, 3):
-        run = tokenloom.train("tinyshakespeare", context=64, batch=12, steps=2000, seed=seed)
+        run = tokenloom.train("tinyshakespeare", context=64, batch_size=12, steps=2000, seed=seed)
         assert sum(p.numel() for p in run.model.parameters()) <= 850_000
         measured = run.evaluate()
         assert measured["window"] == 64

@@ -19,7 +19,7 @@ def test_punctuation_is_better_found_than_by_counting(shakespeare: TextData) -> 
     """In about ten minutes of one core: fewer nats a word than an n-gram tagger, and a higher F1 of each mark than it
     and than the most frequent label of a word."""
     sizes = {"size": "tiny", "context": 96}
-    run = tokenloom.train("punctuation", batch=32, steps=3000, eval_every=1000, seed=1, **sizes, **ONE)
+    run = tokenloom.train("punctuation", batch_size=32, steps=3000, eval_every=1000, seed=1, **sizes, **ONE)
     assert isinstance(run, TokenClassification)
     reached, n_gram, word = run.evaluate(), run.counting(3), run.counting(1)
     assert reached["words"] == n_gram["words"] == word["words"] > 80_000
@@ -42,12 +42,17 @@ def test_pre_training_wins_where_labels_are_few(shakespeare: TextData, tmp_path:
     (tmp_path / "read.txt").write_text("\n".join(" ".join(s.words) for s in parts.training.sentences), "utf-8")
     sizes = {"size": "nano", "vocab_size": 2000}
     body = str(tmp_path / "body")
-    reading = {"lines": True, "batch": 32, "steps": 1200, "eval_every": 400, "out": body, **sizes, **ONE}
+    reading = {"lines": True, "batch_size": 32, "steps": 1200, "eval_every": 400, "out": body, **sizes, **ONE}
     tokenloom.train(tmp_path / "read.txt", task="fill-mask", **reading)
     losses: dict[str, list[float]] = {"scratch": [], "tuned": []}
-    tagging = {"task": "token-classification", "validation": str(tmp_path / "asked.conll"), "batch": 16, "steps": 150}
+    tagging = {
+        "task": "token-classification",
+        "validation": str(tmp_path / "asked.conll"),
+        "batch_size": 16,
+        "steps": 150,
+    }
     for seed in (1, 2):
-        for name, start in (("scratch", sizes), ("tuned", {"init": body})):
+        for name, start in (("scratch", sizes), ("tuned", {"init_from": body})):
             run = tokenloom.train(tmp_path / "few.conll", eval_every=50, seed=seed, **tagging, **start, **ONE)
             losses[name].append(run.evaluate()["loss"])
     assert max(losses["tuned"]) < min(losses["scratch"]), losses

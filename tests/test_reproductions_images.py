@@ -101,7 +101,7 @@ def test_against_the_number_of_pictures(tmp_path: Path) -> None:
         row = [n]
         for model in ("vit", "cnn"):
             out = tmp_path / str(n) / model
-            row.append(trained(data, out, model=model, validation=held, steps=800, batch=64, **as_they_are)[1])
+            row.append(trained(data, out, model=model, validation=held, steps=800, batch_size=64, **as_they_are)[1])
         rows.append(row)
         print("pictures, vit, cnn:", *row)
     gaps = [cnn - vit for _, vit, cnn in rows]
@@ -128,7 +128,13 @@ class Cost:
 
 def cost(patch: int, steps: int) -> Cost:
     """Train on mnist-5k, measured once in the end; rates rise over the same share of the steps."""
-    settings = {"patch_size": str(patch), "steps": steps, "batch": 64, "warmup": steps // 25, "eval_every": steps}
+    settings = {
+        "patch_size": str(patch),
+        "steps": steps,
+        "batch_size": 64,
+        "warmup_steps": steps // 25,
+        "eval_every": steps,
+    }
     training = tokenloom.fit("mnist-5k", task="image-classification", threads=1, **settings)
     begun, seconds, accuracy = 0.0, 0.0, 0.0
     for event in training:

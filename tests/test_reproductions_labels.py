@@ -115,9 +115,9 @@ def test_with_a_hundred_labels_unlabeled_texts_help(tmp_path: Path) -> None:
         chosen = np.random.default_rng(seed).permutation(len(parts.training.items))[:100]
         few = tmp_path / f"few{seed}.csv"
         write_table(few, [parts.training.items[place] for place in chosen])
-        common = {"validation": str(held), "batch": 16, "eval_every": 1_000, "threads": 1, "seed": seed}
+        common = {"validation": str(held), "batch_size": 16, "eval_every": 1_000, "threads": 1, "seed": seed}
         without, _ = trained(str(few), **common, **sizes, steps=200, vocab_size=2_000)
-        with_body, _ = trained(str(few), **common, steps=800, lr=0.001, train="head", init=str(body))
+        with_body, _ = trained(str(few), **common, steps=800, lr=0.001, freeze="backbone", init_from=str(body))
         gains.append(with_body.evaluate()["accuracy"] - without.evaluate()["accuracy"])
     assert mean(gains) >= 0.03, gains
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tokenloom.config import fill
 from tokenloom.data.samples import TextWindows
 from tokenloom.models.batch import Batch
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
@@ -113,9 +114,16 @@ def elman(data: str, steps: int) -> tuple[dict[int, float], float]:
         starts = torch.randint(len(training.ids) - N - 1, (BATCH,), generator=generator).numpy()
         return [task.collate(training.take(starts), BatchContext(0, step, starts))]
 
-    adam = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
-    constant = {"schedule": "linear", "warmup": 0, "decay_fraction": 0.0, "steps": 301, "batch": BATCH}
-    settings, _ = TrainingSettings(eval_every=steps).filled({**adam, **constant})
+    adam = {
+        "optimizer": "adamw",
+        "lr": 3e-3,
+        "weight_decay": 0.0,
+        "weight_decay_on": "matrices",
+        "beta2": 0.999,
+        "grad_clip": 1.0,
+    }
+    constant = {"lr_schedule": "wsd", "warmup_steps": 0, "decay_fraction": 0.0, "steps": 301, "batch_size": BATCH}
+    settings, _ = fill(TrainingSettings(eval_every=steps), {**adam, **constant})
     losses = {}
     for event in fit(task, task.model, settings, batches, Drawn(held.ids, N)):
         if isinstance(event, StepFinished):

@@ -73,7 +73,7 @@ def test_texts_that_were_cut_are_said_to_be(call: Call, run: Path) -> None:
 
 
 def test_sizes_that_differ_from_those_of_the_run_to_start_from(refused: Refused, run: Path, tmp_path: Path) -> None:
-    said = refused("train", table(tmp_path, ROWS), "--init", run, "--width", "32", "--out", tmp_path / "r")
-    assert "--width 32: the run that --init names has 16" in said
-    said = refused("train", table(tmp_path, ROWS), "--init", run, "--size", "small", "--out", tmp_path / "r")
-    assert "--size small: the run that --init names has nano" in said
+    said = refused("train", table(tmp_path, ROWS), "--init-from", run, "--width", "32", "--out", tmp_path / "r")
+    assert "--width 32: the run of --init-from has 16" in said
+    said = refused("train", table(tmp_path, ROWS), "--init-from", run, "--size", "small", "--out", tmp_path / "r")
+    assert "--size small: the run of --init-from has nano" in said

@@ -29,7 +29,7 @@ def test_what_is_printed(call: Call) -> None:
 
 
 def test_as_json(call: Call) -> None:
-    answer = call("plan", *SIZES, "--hardware", "a100-40", "--precision", "float32", "--utilisation", "0.5", "--json")
+    answer = call("plan", *SIZES, "--hardware", "a100-40", "--dtype", "float32", "--utilisation", "0.5", "--json")
     assert answer.code == 0, answer.err
     plan = answer.json
     assert plan["tokens"] == TOKENS_PER_PARAMETER * plan["parameters"]
@@ -47,7 +47,7 @@ def test_as_json(call: Call) -> None:
 @pytest.mark.parametrize("preset", ["modern", "classic"])
 def test_it_agrees_with_the_plan_of_a_training(preset: str, call: Call, rhyme: Path, tmp_path: Path) -> None:
     """Parameters and FLOPs exactly, memory within 3 % (15 % is asked for), tokens a second as a timed step has them."""
-    words = [*SIZES, "--preset", preset, "--batch", "8", "--dropout", "0.1"]
+    words = [*SIZES, "--preset", preset, "--batch-size", "8", "--dropout", "0.1"]
     real = call("train", rhyme, *words, "--threads", "1", "--device", "cpu", "--dry-run", "--json").json
     plan = call("plan", rhyme, *words, "--hardware", "this", "--epochs", "2", "--json").json
     assert plan["parameters"] == real["parameters"]
@@ -68,13 +68,13 @@ def test_a_model_that_this_machine_could_never_hold(call: Call) -> None:
     """GPT-3, on machines that hold it and on some that do not."""
     sizes = ["--preset", "classic", "--width", "12288", "--depth", "96", "--heads", "96", "--context", "2048"]
     sizes += ["--vocab-size", "50257", "--optimizer", "adamw"]
-    machines = ["--hardware", "h200", "--count", "1024", "--batch", "1536", "--tokens", "300e9"]
+    machines = ["--hardware", "h200", "--count", "1024", "--batch-size", "1536", "--tokens", "300e9"]
     answer = call("plan", *sizes, *machines)
     assert answer.code == 0, answer.err
     assert "175,217,149,009 parameters" in answer.out
     assert "3.19e+23 FLOPs" in answer.out
     rows = [line for line in answer.out.splitlines() if "h200  " in line]
-    assert rows[0].endswith("no: --parallel sharded --activation-checkpointing, over 64 of them, 1 sample at a time")
+    assert rows[0].endswith("no: --parallel fsdp --activation-checkpointing, over 64 of them, 1 sample at a time")
     assert rows[4].endswith("no: --activation-checkpointing")
     assert rows[5].endswith("yes")
     assert "this machine" not in answer.out
@@ -85,9 +85,9 @@ def test_a_model_that_this_machine_could_never_hold(call: Call) -> None:
 
 
 def test_all_machines_when_none_is_named(call: Call) -> None:
-    answer = call("plan", *SIZES, "--precision", "bfloat16", "--json")
+    answer = call("plan", *SIZES, "--dtype", "bfloat16", "--json")
     assert answer.code == 0, answer.err
-    found = {one["hardware"]: one["precision"] for one in answer.json["forecasts"]}
+    found = {one["hardware"]: one["dtype"] for one in answer.json["forecasts"]}
     assert len(found) == 7
     assert found["h100"] == "bfloat16"
     assert found["laptop"] == "float32", "which has no rate for the other"
@@ -98,7 +98,7 @@ def test_all_machines_when_none_is_named(call: Call) -> None:
     [
         (["--hardware", "h1000"], ["--hardware h1000: no such machine", "did you mean 'h100'?"]),
         (["--hardware", "nothing.toml"], ["nothing.toml: cannot be read"]),
-        (["--hardware", "laptop", "--precision", "bfloat16"], ["--precision bfloat16", "laptop"]),
+        (["--hardware", "laptop", "--dtype", "bfloat16"], ["--dtype bfloat16", "laptop"]),
         (["--width", "30", "--heads", "4"], ["--width 30", "--heads 4"]),
         (["--width", "12", "--heads", "4"], ["even number of features a head, not 3"]),
         (["--heads", "4", "--kv-heads", "3"], ["4 heads", "3 key"]),
@@ -109,8 +109,8 @@ def test_all_machines_when_none_is_named(call: Call) -> None:
         (["--tokens", "0"], ["--tokens 0: must be at least 1"]),
         (["--tokens", "-5"], ["--tokens"]),
         (["--count", "0"], ["--count 0: must be at least 1"]),
-        (["--batch", "0"], ["--batch 0: must be at least 1"]),
-        (["--count", "64", "--batch", "16"], ["--count 64", "--batch 64 is the least"]),
+        (["--batch-size", "0"], ["--batch-size 0: must be at least 1"]),
+        (["--count", "64", "--batch-size", "16"], ["--count 64", "--batch-size 64 is the least"]),
         (["--utilisation", "40"], ["--utilisation 40", "at most 1"]),
         (["--utilisation", "nan"], ["--utilisation nan"]),
         (["--epochs", "2"], ["--epochs 2", "no data"]),

@@ -103,7 +103,7 @@ def test_ctrl_c_twice_stops_now(rhyme: Path, tmp_path: Path, environment: dict[s
 from tokenloom.training.loop import Trainer
 usual = Trainer.step
 def step(self, number, steps):
-    if number == 4 and self.settings.optimizer.lr:
+    if number == 4 and self.settings.lr:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
     return usual(self, number, steps)

@@ -178,7 +178,7 @@ def test_part_of_a_step_may_be_without_labels(
         return moment.training and len(seen) % 2 == 0
 
     ignoring(monkeypatch, every_other)
-    words = ("--steps", "3", "--accumulate", "2", "--out", tmp_path / "run", "-q", "--json")
+    words = ("--steps", "3", "--grad-accum", "2", "--out", tmp_path / "run", "-q", "--json")
     answer = call("train", rhyme, *TINY, *words)
     assert answer.code == 0, answer.err
     assert 0 < answer.json["loss"] < 10
@@ -186,7 +186,19 @@ def test_part_of_a_step_may_be_without_labels(
 
 def test_how_often_to_save_is_an_option(call: Call, refused: Refused, rhyme: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ("--steps", "7", "--eval-every", "7", "--save-every", "3", "--keep", "5", "--out", out, "--json")
+    words = (
+        "--steps",
+        "7",
+        "--eval-every",
+        "7",
+        "--save-every",
+        "3",
+        "--keep-checkpoints",
+        "5",
+        "--out",
+        out,
+        "--json",
+    )
     answer = call("train", rhyme, *TINY, *words)
     assert answer.code == 0, answer.err
     assert answer.json["settings"]["save_every"] == 3

@@ -79,7 +79,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(rhyme: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_a_single_process_goes_on(rhyme: Path, tmp_path: Path) -> None:
-    words = (*TINY, "--steps", "100000", "--eval-every", "50", "--parallel", "sharded", "--quiet")
+    words = (*TINY, "--steps", "100000", "--eval-every", "50", "--parallel", "fsdp", "--quiet")
     agent = torchrun("train", str(rhyme), *words, "--out", "stopped", cwd=tmp_path)
     checkpoints = tmp_path / "stopped" / "checkpoints"
     for _ in range(6000):
@@ -95,8 +95,8 @@ def test_ctrl_c_saves_and_a_single_process_goes_on(rhyme: Path, tmp_path: Path) 
 
 
 def test_one_process_is_told_how_to_be_several(rhyme: Path, tmp_path: Path) -> None:
-    with pytest.raises(tokenloom.UserError, match=r"--parallel sharded: .*torchrun --nproc-per-node=2"):
-        tokenloom.train(rhyme, parallel="sharded")
+    with pytest.raises(tokenloom.UserError, match=r"--parallel fsdp: .*torchrun --nproc-per-node=2"):
+        tokenloom.train(rhyme, parallel="fsdp")
 
 
 @pytest.mark.parametrize("task", task_names())
@@ -147,7 +147,7 @@ def hosts() -> Iterator[list[list[str]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["data", "sharded"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_two_hosts_are_one_process(hosts: list[list[str]], mode: str, rhyme: Path, tmp_path: Path) -> None:
     words = [*WORDS, "--steps", "12", "--eval-every", "4"]
     processes = []

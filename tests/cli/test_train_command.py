@@ -182,7 +182,7 @@ def test_a_file_whose_name_is_no_unicode(call: Call, elsewhere: Path) -> None:
 
 def test_resume_goes_on_where_it_stopped(call: Call, rhyme: Path, tmp_path: Path) -> None:
     straight, halves = tmp_path / "straight", tmp_path / "halves"
-    settings = {**SETTINGS, "schedule": "cosine", "warmup": 2, "eval_every": 4, "steps": 8}
+    settings = {**SETTINGS, "lr_schedule": "cosine", "warmup_steps": 2, "eval_every": 4, "steps": 8}
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     whole = call("train", rhyme, *words, "--out", straight, "-q", "--json").json
     fitting = tokenloom.fit(rhyme, out=halves, **settings)
@@ -208,7 +208,7 @@ def test_resuming_a_finished_run_says_so(call: Call, rhyme: Path, tmp_path: Path
 def test_resume_needs_a_run_and_its_own_settings(refused: Refused, run: Path, rhyme: Path, tmp_path: Path) -> None:
     assert "--out" in refused("train", "--resume")
     assert "no such run" in refused("train", "--resume", "--out", tmp_path / "none")
-    assert "batch" in refused("train", "--resume", "--out", run, "--batch", "7")
+    assert "batch_size" in refused("train", "--resume", "--out", run, "--batch-size", "7")
     before = (run / "config.json").read_bytes()
     other = tmp_path / "other.txt"
     other.write_text(rhyme.read_text("utf-8").replace("shoe", "boot"), "utf-8")
@@ -222,7 +222,7 @@ def test_resume_needs_a_run_and_its_own_settings(refused: Refused, run: Path, rh
 
 
 def test_a_rate_that_is_too_high_breaks_down_in_one_line(call: Call, rhyme: Path, tmp_path: Path) -> None:
-    rates = ("--lr", "1e9", "--muon-lr", "1e9", "--clip", "0")
+    rates = ("--lr", "1e9", "--muon-lr", "1e9", "--grad-clip", "0")
     answer = call("train", rhyme, *TINY, "--steps", "60", *rates, "--out", tmp_path / "run", "-q")
     assert answer.code == 1
     assert answer.out == ""
@@ -235,7 +235,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
     usual = Trainer.step
 
     def step(self: Trainer, number: int, of: int) -> Any:
-        if number == 5 and self.settings.optimizer.lr:
+        if number == 5 and self.settings.lr:
             with torch.no_grad():
                 self.parameters[0][0, 0] = torch.nan
         return usual(self, number, of)

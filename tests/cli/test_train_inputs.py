@@ -24,7 +24,7 @@ import tokenloom
         (["--steps", "2.5"], ["--steps", "2.5"]),
         (["--steps", "many"], ["--steps", "many"]),
         (["--steps", "-3"], ["--steps -3", "at least 1"]),
-        (["--batch", "0"], ["--batch 0"]),
+        (["--batch-size", "0"], ["--batch-size 0"]),
         (["--lr", "-1"], ["--lr -1"]),
         (["--lr", "nan"], ["--lr nan"]),
         (["--val-fraction", "2"], ["--val-fraction 2"]),
@@ -51,7 +51,7 @@ import tokenloom
         (["--task", "mine.py:Mine"], ["mine.py", "no such file"]),
         (["--config", "nothing.toml"], ["--config nothing.toml"]),
         (["another.txt"], ["unexpected argument: 'another.txt'"]),
-        (["--precision", "float16"], ["--precision", "float16", "bfloat16"]),
+        (["--dtype", "float16"], ["--dtype", "float16", "bfloat16"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

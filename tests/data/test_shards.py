@@ -195,7 +195,9 @@ def test_two_processes_read_disjoint_slices_of_each_global_batch(made: Pretokeni
     """Each takes its share of a step's keys; together they read every window of an epoch once, and nothing else."""
     context = 16
     runs = [Watched(made.ids("training")) for _ in range(2)]
-    batches = [Batches(TextWindows(run, context), lambda taken, moment: Batch({}, {}), batch=8, seed=3) for run in runs]
+    batches = [
+        Batches(TextWindows(run, context), lambda taken, moment: Batch({}, {}), batch_size=8, seed=3) for run in runs
+    ]
     seen: list[list[int]] = [[], []]
     for step in range(batches[0].steps_per_epoch):
         keys = [batch.keys(step) for batch in batches]

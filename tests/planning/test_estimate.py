@@ -11,6 +11,7 @@ from tiny_training import NextToken, batches_of, run_in, tiny_settings, train, w
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tokenloom.config import fill
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
@@ -33,7 +34,7 @@ from tokenloom.training.checkpoints import Checkpoints
 from tokenloom.training.loop import Trainer
 from tokenloom.training.losses import LossTerms
 from tokenloom.training.optimizers import state_tensors
-from tokenloom.training.settings import DEFAULT_RECIPE, MachineSettings, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 LAYERS, WIDTH, TOKENS = 2, 32, 24
 
@@ -185,7 +186,7 @@ def test_activations_grow_with_the_micro_batch_and_shrink_in_half_precision() ->
     model = model_of("classic")
 
     def activations(rows: int, precision: str = "float32") -> int:
-        settings = replace(tiny_settings(), machine=MachineSettings(precision=precision))  # type: ignore[arg-type]
+        settings = replace(tiny_settings(), dtype=precision)  # type: ignore[arg-type]
         return measure_memory(NextToken(), model, settings, full_batch(rows)).activations
 
     assert activations(8) > 1.8 * activations(4)
@@ -204,8 +205,8 @@ def planned(
 ) -> estimate.Plan:
     """A plan on a machine of known speed."""
     monkeypatch.setattr(estimate, "seconds_per_step", lambda *args, **more: seconds)
-    given, _ = TrainingSettings(machine=MachineSettings(threads=1), **settings).filled(DEFAULT_RECIPE)
-    batches = batches_of(tiny_settings(accumulate=2))
+    given, _ = fill(TrainingSettings(threads=1, **settings), DEFAULT_RECIPE)
+    batches = batches_of(tiny_settings(grad_accum=2))
     derived: dict[str, object] = {"size": "small"}
     return make_plan(NextToken(), model_of("modern"), given, batches, batches.steps_per_epoch, derived, cost, folder)
 
@@ -247,19 +248,19 @@ def test_a_moment_is_at_least_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.settings.eval_every == 1
 
 
-@pytest.mark.parametrize(("steps", "every", "warmup"), [(1, 1, 1), (20, 1, 1), (95, 5, 5), (5000, 250, 100)])
+@pytest.mark.parametrize(("steps", "every", "warmup_steps"), [(1, 1, 1), (20, 1, 1), (95, 5, 5), (5000, 250, 100)])
 def test_what_depends_on_the_steps_is_derived(
-    steps: int, every: int, warmup: int, monkeypatch: pytest.MonkeyPatch
+    steps: int, every: int, warmup_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(monkeypatch, steps=steps)
-    assert (plan.settings.steps, plan.settings.eval_every, plan.settings.schedule.warmup) == (steps, every, warmup)
+    assert (plan.settings.steps, plan.settings.eval_every, plan.settings.warmup_steps) == (steps, every, warmup_steps)
 
 
 def test_the_plan_says_what_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(monkeypatch, steps=10, eval_every=3)
     assert plan.settings.eval_every == 3, "what was given stays"
     assert plan.parameters == sum(p.numel() for p in model_of("modern").parameters())
-    targets = sum(sum(batch.counts().values()) for batch in batches_of(tiny_settings(accumulate=2))(0))
+    targets = sum(sum(batch.counts().values()) for batch in batches_of(tiny_settings(grad_accum=2))(0))
     assert plan.targets_per_step == targets
     assert plan.tokens_per_second == pytest.approx(targets / 0.25)
     assert plan.steps_per_epoch == 7
@@ -278,7 +279,7 @@ def test_measuring_changes_nothing() -> None:
 
     before, state = weights(model), copy.deepcopy(model.state_dict())
     batches = batches_of(settings)
-    make_plan(NextToken(count), model, replace(settings, machine=MachineSettings(threads=1)), batches, 7, {})
+    make_plan(NextToken(count), model, replace(settings, threads=1), batches, 7, {})
     assert torch.equal(weights(model), before)
     assert model.seen == 0
     assert all(p.grad is None for p in model.parameters())
@@ -321,11 +322,11 @@ def test_threads_are_timed_and_chosen_on_a_cpu(monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(estimate, "seconds_per_step", timed)
             settings = tiny_settings()
             chosen, seconds = estimate.choose_threads(NextToken(), model_of("modern"), settings, batches_of(settings))
-            assert chosen.machine.threads == fastest == torch.get_num_threads()
+            assert chosen.threads == fastest == torch.get_num_threads()
             assert seconds == 0.1
-            given = replace(settings, machine=MachineSettings(threads=1))
+            given = replace(settings, threads=1)
             chosen, _ = estimate.choose_threads(NextToken(), model_of("modern"), given, batches_of(given))
-            assert chosen.machine.threads == 1 == torch.get_num_threads(), "what was given is not tried against others"
+            assert chosen.threads == 1 == torch.get_num_threads(), "what was given is not tried against others"
     finally:
         torch.set_num_threads(before)
 

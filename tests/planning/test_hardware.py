@@ -55,7 +55,7 @@ def test_names_may_be_written_as_on_the_box() -> None:
 
 
 def test_a_precision_without_a_rate_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--precision bfloat16: no rate is known for it on laptop, only for float32"):
+    with pytest.raises(UserError, match=r"--dtype bfloat16: no rate is known for it on laptop, only for float32"):
         built_in()["laptop"].rate("bfloat16")
 
 

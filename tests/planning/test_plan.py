@@ -19,7 +19,6 @@ from tokenloom.planning.costs import Sizes, Work, activation_bytes, memory, para
 from tokenloom.planning.estimate import flops_per_token, measure_memory
 from tokenloom.planning.forecast import Training, forecast, forecasts
 from tokenloom.planning.hardware import Hardware, built_in
-from tokenloom.training.settings import MachineSettings
 
 # vocab, context, width, depth, heads
 SMALL, DEEP, LONG = (96, 64, 32, 1, 2), (300, 48, 64, 4, 4), (40, 192, 64, 2, 4)
@@ -87,7 +86,7 @@ def test_memory_is_what_a_training_saves(preset: str, variant: str, precision: A
     """
     for shape, rows in ((SMALL, 5), (DEEP, 1), (LONG, 2)):
         config = config_of(preset, shape, **VARIANTS[variant])
-        settings = dataclasses.replace(tiny_settings("muon"), machine=MachineSettings(precision=precision))
+        settings = dataclasses.replace(tiny_settings("muon"), dtype=precision)
         with loader.disabled():
             real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows))
         said = memory(Sizes.of(config), Work(rows, precision))
@@ -101,7 +100,7 @@ def test_memory_is_what_a_training_saves(preset: str, variant: str, precision: A
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_masks_are_counted_where_they_are_kept(precision: Any) -> None:
-    settings = dataclasses.replace(tiny_settings(), machine=MachineSettings(precision=precision))
+    settings = dataclasses.replace(tiny_settings(), dtype=precision)
     for borders, window in ((True, None), (False, 8), (True, 8)):
         config = config_of("modern", LONG, window=window)
         real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, 3, borders))
@@ -213,7 +212,7 @@ def test_llama_2(
     sizes = Sizes.of(config)
     assert parameters(sizes) == pytest.approx(size, rel=0.005)
     one = forecast(Training(sizes, 2 * 10**12, 1024), built_in()["a100-80"], devices=1024, mode="fully sharded")
-    assert one.precision == "bfloat16"
+    assert one.dtype == "bfloat16"
     assert one.devices * one.seconds / 3600 == pytest.approx(hours, rel=0.12)
 
 
@@ -224,16 +223,16 @@ BOX = Hardware("box", {"float32": 1e9, "bfloat16": 4e9}, 10**7)
 
 def test_rates_by_hand() -> None:
     sizes = Sizes.of(config_of("modern", DEEP))
-    training = Training(sizes, 10**6, batch=16)
+    training = Training(sizes, 10**6, batch_size=16)
     one = forecast(training, BOX, devices=4, mode="data-parallel", utilisation=0.5)
-    assert one.precision == "bfloat16"
+    assert one.dtype == "bfloat16"
     assert one.tokens_per_second == pytest.approx(4 * 4e9 * 0.5 / footprint.flops_per_token(sizes))
     assert one.seconds == pytest.approx(10**6 / one.tokens_per_second)
     assert one.days == one.seconds / 86400
-    plain = forecast(training, BOX, precision="float32")
+    plain = forecast(training, BOX, dtype="float32")
     assert plain.tokens_per_second == pytest.approx(1e9 * 0.4 / footprint.flops_per_token(sizes))
     # Recomputing costs a third of the layers' work: 8 operations a number for 6.
-    again = forecast(training, BOX, precision="float32", activation_checkpointing=True)
+    again = forecast(training, BOX, dtype="float32", activation_checkpointing=True)
     layers = footprint.flops_per_token(sizes) - 6 * sizes.vocab_size * sizes.width
     expected = (footprint.flops_per_token(sizes) + layers / 3) / footprint.flops_per_token(sizes)
     assert plain.tokens_per_second / again.tokens_per_second == pytest.approx(expected)
@@ -242,12 +241,12 @@ def test_rates_by_hand() -> None:
 
 
 def test_a_device_works_on_its_own_samples() -> None:
-    training = Training(Sizes.of(config_of("modern")), 1, batch=32, accumulate=2)
+    training = Training(Sizes.of(config_of("modern")), 1, batch_size=32, grad_accum=2)
     assert [training.samples(n) for n in (1, 2, 3, 16)] == [16, 8, 6, 1]
 
 
 def test_what_fits_keeps_a_tenth_free() -> None:
-    training = Training(Sizes.of(config_of("modern")), 1, batch=2)
+    training = Training(Sizes.of(config_of("modern")), 1, batch_size=2)
     need = forecast(training, BOX).needed
     assert forecast(training, dataclasses.replace(BOX, memory=int(need / 0.9) + 10)).fits
     assert forecast(training, dataclasses.replace(BOX, memory=int(need / 0.9) - 10)).short > 0
@@ -257,16 +256,16 @@ def test_what_fits_keeps_a_tenth_free() -> None:
     ("share", "words"),
     [
         (1.2, ""),
-        (0.85, "--accumulate 4"),
-        (0.65, "--accumulate 2 and --activation-checkpointing"),
-        (0.5, "--parallel sharded, over 2 of them"),
-        (0.15, "--parallel sharded --activation-checkpointing, over 8 of them"),
+        (0.85, "--grad-accum 4"),
+        (0.65, "--grad-accum 2 and --activation-checkpointing"),
+        (0.5, "--parallel fsdp, over 2 of them"),
+        (0.15, "--parallel fsdp --activation-checkpointing, over 8 of them"),
         (0.01, "smaller"),
     ],
 )
 def test_what_does_not_fit_says_what_would(share: float, words: str) -> None:
     """And it is true: with the remedy it fits."""
-    training = Training(Sizes.of(config_of("modern", (40, 16, 64, 16, 4))), 10**6, batch=8)
+    training = Training(Sizes.of(config_of("modern", (40, 16, 64, 16, 4))), 10**6, batch_size=8)
     need = forecast(training, BOX).needed
     machine = dataclasses.replace(BOX, memory=int(need * share))
     found = forecasts(training, machine, devices=2)
@@ -275,14 +274,14 @@ def test_what_does_not_fit_says_what_would(share: float, words: str) -> None:
     first = found[0]
     assert words in first.remedy
     assert first.fits == (first.remedy == "") == (words == "")
-    if first.remedy.startswith("--accumulate"):
-        accumulate = int(first.remedy.split()[1])
-        eased = dataclasses.replace(training, accumulate=accumulate)
+    if first.remedy.startswith("--grad-accum"):
+        grad_accum = int(first.remedy.split()[1])
+        eased = dataclasses.replace(training, grad_accum=grad_accum)
         assert forecast(eased, machine, activation_checkpointing="--activation-checkpointing" in first.remedy).fits
-        assert not forecast(dataclasses.replace(training, accumulate=accumulate // 2), machine).fits, "with less not"
+        assert not forecast(dataclasses.replace(training, grad_accum=grad_accum // 2), machine).fits, "with less not"
     if first.remedy.startswith("--parallel"):
         count = int(first.remedy.split("over ")[1].split()[0].replace(",", ""))
-        smallest = dataclasses.replace(training, batch=max(8, count), accumulate=max(1, 8 // count))
+        smallest = dataclasses.replace(training, batch_size=max(8, count), grad_accum=max(1, 8 // count))
         arguments: dict[str, Any] = {
             "mode": "fully sharded",
             "activation_checkpointing": "--activation-checkpointing" in first.remedy,

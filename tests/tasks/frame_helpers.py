@@ -15,7 +15,7 @@ from tokenloom.training.events import (
 )
 
 OWN = f"{own_task.__file__}:Sums"
-TINY = {"context": 12, "width": 16, "depth": 1, "heads": 2, "threads": 1, "batch": 8}
+TINY = {"context": 12, "width": 16, "depth": 1, "heads": 2, "threads": 1, "batch_size": 8}
 VERSE = "the moon is up and the tide is low\nthe boat is out and the wind is slow\n"
 
 

@@ -94,7 +94,7 @@ class Sums(Task):
         return {"loss": term, "accuracy": LossTerm((logits.argmax(-1) == targets).float(), term.counts, weight=0.0)}
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        return {"steps": 40, "batch": 16, "lr": 0.02}
+        return {"steps": 40, "batch_size": 16, "lr": 0.02}
 
     def use(self, verb: str, options: AddOptions, show: Show) -> dict[str, Any]:
         digits = torch.tensor([[int(c) for c in options.digits]])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tokenloom.config import fill
 from tokenloom.data.samples import TextWindows
 from tokenloom.models.batch import Batch
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
@@ -54,8 +55,8 @@ def chapter_run(text: str, path: Any, steps: int) -> tuple[dict[int, float], dic
     first = task.evaluate(samples=validation)
     assert first["targets"] == 8 * 64 * N
     assert round(first["loss"], 2) == 4.38
-    settings, taken = TrainingSettings(eval_every=150).filled(task.recipe(material))
-    assert (taken["steps"], taken["batch"]) == (900, BATCH)
+    settings, taken = fill(TrainingSettings(eval_every=150), task.recipe(material))
+    assert (taken["steps"], taken["batch_size"]) == (900, BATCH)
     losses: list[float] = []
     measured: dict[int, float] = {}
     means: dict[int, float] = {}

@@ -13,7 +13,7 @@ from tokenloom.errors import UserError
 from tokenloom.evaluation.comparison import compare, paired_bootstrap
 from tokenloom.tasks.base import PerSampleLoss
 
-TINY = {"width": 16, "context": 12, "steps": 6, "threads": 1, "batch": 8}
+TINY = {"width": 16, "context": 12, "steps": 6, "threads": 1, "batch_size": 8}
 
 
 def measured(sums: np.ndarray, counts: np.ndarray) -> PerSampleLoss:

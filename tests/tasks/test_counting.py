@@ -13,6 +13,7 @@ from frame_helpers import files
 
 import tokenloom
 from tokenloom.cli.main import main
+from tokenloom.config import flag
 from tokenloom.errors import UserError
 from tokenloom.runs.folder import RunFolder
 from tokenloom.runs.session import begin
@@ -61,9 +62,9 @@ def test_a_loaded_run_is_strict_about_its_counts(sums: str, tmp_path: Path) -> N
         tokenloom.load(out)
 
 
-@pytest.mark.parametrize("name", ["steps", "minutes", "batch", "lr", "seed", "patience", "keep"])
+@pytest.mark.parametrize("name", ["steps", "minutes", "batch_size", "lr", "seed", "patience", "keep_checkpoints"])
 def test_settings_of_training_without_effect_are_refused_by_name(sums: str, tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=rf"--{name} has no effect on a model that is counted"):
+    with pytest.raises(UserError, match=rf"{flag(name)} has no effect on a model that is counted"):
         begin(sums, task=COUNTED, out=tmp_path / "run", **{name: 1})
     assert not (tmp_path / "run").exists()
 

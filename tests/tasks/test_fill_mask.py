@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FillMask, Path]:
         out=folder / "run",
         steps=200,
         lr=0.01,
-        batch=16,
+        batch_size=16,
         **{**TINY, "depth": 2},
     )
     assert isinstance(task, FillMask)
@@ -79,7 +79,7 @@ def test_every_sample_asks_for_something() -> None:
 def test_corruption_is_drawn_anew_each_epoch_and_stays_in_evaluation(run: tuple[FillMask, Path]) -> None:
     task, folder = run
     material = task.prepare(str(folder / "rhyme.txt"))
-    batches = Batches(material.training, task.collate, batch=len(material.training), seed=3)
+    batches = Batches(material.training, task.collate, batch_size=len(material.training), seed=3)
     first, again, later = batches(0)[0], batches(0)[0], batches(1)[0]
     assert torch.equal(first["text"].tokens, again["text"].tokens)
     assert not torch.equal(first.targets["loss"], later.targets["loss"])

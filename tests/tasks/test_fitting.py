@@ -137,7 +137,7 @@ def test_without_out_nothing_is_written_and_the_best_weights_come_back(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    settings = {"steps": 30, "eval_every": 3, "schedule": "linear", "decay_fraction": 0.0, "lr": 0.3, "threads": 1}
+    settings = {"steps": 30, "eval_every": 3, "lr_schedule": "wsd", "decay_fraction": 0.0, "lr": 0.3, "threads": 1}
     fitting = tokenloom.fit(sums, task=OWN, seed=2, **settings)
     kept: dict[int, torch.Tensor] = {}
     finished: Any = None
@@ -243,5 +243,5 @@ def test_minutes_are_turned_into_steps_that_are_recorded(sums: str, tmp_path: Pa
 
 
 def test_a_batch_larger_than_the_data_is_all_of_them(sums: str) -> None:
-    events = list(tokenloom.fit(sums, task=OWN, batch=1000, hidden=0.0, steps=2, threads=1))
+    events = list(tokenloom.fit(sums, task=OWN, batch_size=1000, hidden=0.0, steps=2, threads=1))
     assert {e.targets for e in events if isinstance(e, StepFinished)} == {108}

@@ -228,7 +228,7 @@ def test_many_images_are_augmented_less(run: tuple[Path, Path], monkeypatch: pyt
 
 def test_the_plan_counts_images(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(run[1]), "--task", "image-classification", "--width", "16", "--depth", "1", "--threads", "1"]
-    assert main([*words, "--steps", "3", "--batch", "8", "--dry-run"]) == 0
+    assert main([*words, "--steps", "3", "--batch-size", "8", "--dry-run"]) == 0
     told = capsys.readouterr().err
     assert "images/s measured" in told
     assert "3 steps of 8 images" in told
@@ -273,7 +273,7 @@ def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: P
 def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp_path: Path) -> None:
     """Positions are resized, all else is copied, the head of the same classes too."""
     out = tmp_path / "larger"
-    init: dict[str, Any] = {"task": "image-classification", "init": str(run[0]), "steps": 1}
+    init: dict[str, Any] = {"task": "image-classification", "init_from": str(run[0]), "steps": 1}
     tokenloom.train(run[1], image_size="16", lr=0.0, out=out, **init)
     large, small = tokenloom.load(out), tokenloom.load(run[0])
     assert isinstance(large, ImageClassification)

@@ -22,7 +22,7 @@ from tokenloom.training.events import Finished, Planned, PrerequisiteEvent
 from tokenloom.utils import progress as waiting
 
 image = pytest.importorskip("PIL.Image")
-TINY = {"width": 16, "depth": 1, "heads": 2, "batch": 16, "threads": 1, "steps": 4}
+TINY = {"width": 16, "depth": 1, "heads": 2, "batch_size": 16, "threads": 1, "steps": 4}
 
 
 def bars(folder: Path, classes: tuple[str, ...] = ("down", "across"), side: int = 8, count: int = 12) -> str:
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     data = bars(folder / "bars")
     settings = ["--task", "image-generation", "--threads", "1", "--steps", "12", "--quiet"]
-    sizes = ["--width", "16", "--depth", "1", "--heads", "2", "--batch", "8"]
+    sizes = ["--width", "16", "--depth", "1", "--heads", "2", "--batch-size", "8"]
     pixels = ["--image-tokenizer", "palette", "--palette-size", "3", "--out", str(folder / "pixels")]
     vq = [
         "--codebook-size",

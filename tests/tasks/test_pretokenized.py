@@ -16,7 +16,7 @@ from tokenloom.tasks import _pretokenized as module
 from tokenloom.tasks._pretokenized import baseline_kept
 from tokenloom.training.events import Baseline, Prepared, StepFinished
 
-TINY = {**SETTINGS, "steps": 6, "batch": 4, "seed": 5}
+TINY = {**SETTINGS, "steps": 6, "batch_size": 4, "seed": 5}
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_a_text_run_that_was_interrupted_goes_on_bit_for_bit(
     optimizer: str, stop_after: int, text: str, tmp_path: Path
 ) -> None:
     """With dropout and accumulation, and not at the end of an epoch."""
-    settings = {**TINY, "batch": 16, "steps": 16, "eval_every": 5, "dropout": 0.2, "accumulate": 2}
+    settings = {**TINY, "batch_size": 16, "steps": 16, "eval_every": 5, "dropout": 0.2, "grad_accum": 2}
     straight, first, rest = straight_and_interrupted(text, tmp_path, stop_after, optimizer=optimizer, **settings)
     planned = next(e.plan for e in straight if isinstance(e, Planned))
     assert stop_after % planned.steps_per_epoch
@@ -62,7 +62,7 @@ def test_a_text_run_that_was_interrupted_goes_on_bit_for_bit(
 
 
 def test_a_task_that_draws_in_its_batches_goes_on_bit_for_bit(sums: str, tmp_path: Path) -> None:
-    settings = {"task": OWN, "steps": 20, "eval_every": 6, "accumulate": 3, "threads": 1, "hidden": 0.4}
+    settings = {"task": OWN, "steps": 20, "eval_every": 6, "grad_accum": 3, "threads": 1, "hidden": 0.4}
     straight, first, rest = straight_and_interrupted(sums, tmp_path, 10, **settings)
     assert stepped(first) + stepped(rest) == stepped(straight)
     assert len({step[2] for step in stepped(straight)}) > 3, "as many targets as were drawn"
@@ -118,7 +118,7 @@ def test_metrics_of_steps_that_are_done_again_are_not_kept_twice(sums: str, tmp_
 
 REFUSED_ON_RESUME: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1}, "seed is 0 in this run and cannot become 1"),
-    ({"batch": 3}, "batch is 16 in this run"),
+    ({"batch_size": 3}, "batch_size is 16 in this run"),
     ({"width": 4}, "width is 8 in this run"),
     ({"lr": 0.5}, "lr is 0.02 in this run"),
     ({"patience": 2}, "patience is None in this run"),
@@ -214,7 +214,7 @@ def test_a_training_that_breaks_down_keeps_its_last_good_state(
             events.append(event)
             if isinstance(event, StepFinished) and event.step == 12:
                 with torch.no_grad():
-                    fitting.task.model.lm_head.bias[0] = math.nan  # type: ignore[union-attr, index, operator]
+                    fitting.task.model.head.bias[0] = math.nan  # type: ignore[union-attr, index, operator]
 
     with pytest.raises(NonFiniteLoss, match="step 13: the loss is nan"):
         go_on()

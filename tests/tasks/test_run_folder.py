@@ -179,7 +179,7 @@ def test_a_loaded_run_is_the_trained_one(run: Path) -> None:
     assert config["format"] == FORMAT
     assert config["training"]["steps"] == 6
     assert config["training"]["threads"] == 1
-    assert config["training"]["batch"] == 16, "what the recipe gave is kept"
+    assert config["training"]["batch_size"] == 16, "what the recipe gave is kept"
     assert task.source == config["data"]
     assert (run / "metrics.jsonl").read_text().count("\n") >= 2
 

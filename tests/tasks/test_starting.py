@@ -13,7 +13,7 @@ from tokenloom.runs.session import begin
 from tokenloom.training.checkpoints import read_tensors
 from tokenloom.training.events import Event, Finished, InitializedFrom, StepFinished
 
-MACHINE = {"threads": 1, "device": "cpu", "batch": 4}
+MACHINE = {"threads": 1, "device": "cpu", "batch_size": 4}
 TINY = {**MACHINE, "context": 16, "width": 16, "depth": 2, "heads": 2, "tokenizer": "char"}
 WORDS = "\n\n".join(f"one N\ntwo {'AB'[n % 2]}\n{'shoe' * (1 + n % 3)} N\nno.{n % 7} O" for n in range(30))
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(folder: Path, out: str, **settings: Any) -> tuple[list[Event], dict[str, torch.Tensor]]:
     """Tag words from a run: the events, and the weights that came out."""
-    arguments = {"task": "token-classification", "init": str(folder / "filled"), "steps": 3, **MACHINE, **settings}
+    arguments = {"task": "token-classification", "init_from": str(folder / "filled"), "steps": 3, **MACHINE, **settings}
     events = list(begin(folder / "words.conll", out=folder / out, **arguments))
     return events, read_tensors(folder / out / "model.safetensors")
 
@@ -43,7 +43,7 @@ def test_the_body_comes_along_and_the_readout_starts_fresh(folder: Path) -> None
     assert event.taken == len(origin) - 2
     assert all(torch.equal(weights[name], origin[name]) for name in origin if not name.startswith("head."))
     config = RunFolder(folder / "still").read_config()
-    assert config["training"]["init"] == str(folder / "filled")
+    assert config["training"]["init_from"] == str(folder / "filled")
     assert config["settings"]["width"] == 16
     tokenizers = [(folder / run / "tokenizer.json").read_text() for run in ("filled", "still")]
     assert tokenizers[0] == tokenizers[1]
@@ -51,20 +51,26 @@ def test_the_body_comes_along_and_the_readout_starts_fresh(folder: Path) -> None
 
 def test_all_is_trained_or_the_head_alone(folder: Path) -> None:
     origin = read_tensors(folder / "filled" / "model.safetensors")
-    for train in ("all", "head"):
-        _, weights = started(folder, f"train-{train}", train=train)
+    for freeze in ("none", "backbone"):
+        _, weights = started(folder, f"freeze-{freeze}", freeze=freeze)
         moved = {
             name.split(".")[0]
             for name in origin
             if weights[name].shape != origin[name].shape or not torch.equal(weights[name], origin[name])
         }
-        assert moved == ({"backbone", "head"} if train == "all" else {"head"})
+        assert moved == ({"backbone", "head"} if freeze == "none" else {"head"})
 
 
 def test_a_head_alone_resumes_bit_for_bit(folder: Path) -> None:
-    _, straight = started(folder, "straight", train="head", steps=4)
+    _, straight = started(folder, "straight", freeze="backbone", steps=4)
     done: list[int] = []
-    arguments = {"task": "token-classification", "init": str(folder / "filled"), "train": "head", "steps": 4, **MACHINE}
+    arguments = {
+        "task": "token-classification",
+        "init_from": str(folder / "filled"),
+        "freeze": "backbone",
+        "steps": 4,
+        **MACHINE,
+    }
     fitting = begin(folder / "words.conll", out=folder / "stopped", stop=lambda: len(done) >= 2, **arguments)
     for event in fitting:
         done += [1] * isinstance(event, StepFinished)
@@ -74,12 +80,12 @@ def test_a_head_alone_resumes_bit_for_bit(folder: Path) -> None:
     assert not any(isinstance(event, InitializedFrom) for event in events)
     stopped = read_tensors(folder / "stopped" / "model.safetensors")
     assert all(torch.equal(stopped[name], straight[name]) for name in straight)
-    with pytest.raises(UserError, match="--resume: train is 'head'"):
-        begin(None, out=folder / "stopped", resume=True, train="all")
+    with pytest.raises(UserError, match="--resume: freeze is 'backbone'"):
+        begin(None, out=folder / "stopped", resume=True, freeze="none")
 
 
 def test_the_same_task_takes_the_readout_along(folder: Path) -> None:
-    arguments = {"task": "fill-mask", "init": str(folder / "filled"), "steps": 1, **MACHINE}
+    arguments = {"task": "fill-mask", "init_from": str(folder / "filled"), "steps": 1, **MACHINE}
     events = list(begin(folder / "rhyme.txt", **arguments))
     (event,) = (event for event in events if isinstance(event, InitializedFrom))
     assert event.fresh == []
@@ -88,31 +94,31 @@ def test_the_same_task_takes_the_readout_along(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"init": "nowhere"}, "--init .*nowhere: there is no such run"),
-        ({"width": 32}, "--width 32: the run that --init names has 16"),
-        ({"preset": "classic"}, "--preset classic: the run that --init names has modern"),
+        ({"init_from": "nowhere"}, "--init-from .*nowhere: there is no such run"),
+        ({"width": 32}, "--width 32: the run of --init-from has 16"),
+        ({"preset": "classic"}, "--preset classic: the run of --init-from has modern"),
         ({"tokenizer": "word"}, "--tokenizer word: .* has char"),
-        ({"init": None, "train": "head"}, "--train head: .*--init"),
+        ({"init_from": None, "freeze": "backbone"}, "--freeze backbone: .*--init-from"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_data_are_read(
     folder: Path, settings: dict[str, Any], message: str
 ) -> None:
-    arguments = {"task": "token-classification", "init": str(folder / "filled"), **MACHINE, **settings}
+    arguments = {"task": "token-classification", "init_from": str(folder / "filled"), **MACHINE, **settings}
     with pytest.raises(UserError, match=message):
         begin(folder / "no data", **arguments)
 
 
 def test_another_body_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="a text-generation run has no encoder"):
-        begin(folder / "words.conll", task="token-classification", init=str(folder / "gpt"), **MACHINE)
+        begin(folder / "words.conll", task="token-classification", init_from=str(folder / "gpt"), **MACHINE)
     with pytest.raises(UserError, match="a text-generation model cannot start from another run"):
-        begin(folder / "rhyme.txt", task="text-generation", init=str(folder / "filled"), **MACHINE)
+        begin(folder / "rhyme.txt", task="text-generation", init_from=str(folder / "filled"), **MACHINE)
 
 
 def test_the_first_difference_of_two_bodies_is_named(folder: Path) -> None:
     """Sizes that no setting shows, such as those of a run whose config was changed by hand."""
-    fitting = begin(folder / "words.conll", task="token-classification", init=str(folder / "filled"), **MACHINE)
+    fitting = begin(folder / "words.conll", task="token-classification", init_from=str(folder / "filled"), **MACHINE)
     assert fitting.origin is not None
     with torch.no_grad():
         model: Any = fitting.origin.model

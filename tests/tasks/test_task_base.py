@@ -50,7 +50,7 @@ def test_a_model_may_be_measured_on_its_own_data_on_others_and_on_explicit_sampl
     task = untrained(tmp_path)
     own = task.evaluate()
     assert own == task.evaluate() == task.evaluate(task.source)
-    assert own["loss"] == pytest.approx(task.evaluate(batch=1)["loss"], rel=1e-6)
+    assert own["loss"] == pytest.approx(task.evaluate(batch_size=1)["loss"], rel=1e-6)
     other = task.evaluate(write_sums(tmp_path / "other.txt", offset=1))
     assert other["loss"] != own["loss"]
     explicit = task.evaluate(samples=ListSamples(task.prepare(task.source).validation.take(torch.arange(12).numpy())))
@@ -59,8 +59,8 @@ def test_a_model_may_be_measured_on_its_own_data_on_others_and_on_explicit_sampl
 
 
 def test_a_batch_of_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--batch 0: must be at least 1"):
-        untrained(tmp_path).evaluate(batch=0)
+    with pytest.raises(UserError, match="--batch-size 0: must be at least 1"):
+        untrained(tmp_path).evaluate(batch_size=0)
 
 
 def test_nothing_to_measure_is_no_loss_of_zero(tmp_path: Path) -> None:

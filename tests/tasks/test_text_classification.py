@@ -14,7 +14,7 @@ from tokenloom.tasks.text_classification import TextClassification
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.loop import evaluate
 
-TINY = {"width": 16, "depth": 1, "heads": 2, "context": 24, "batch": 8, "threads": 1}
+TINY = {"width": 16, "depth": 1, "heads": 2, "context": 24, "batch_size": 8, "threads": 1}
 NAMES = {"fruit": "apple pear plum fig", "very fast beast": "cow goat hen mule", "7": "saw axe nail file"}
 
 
@@ -99,8 +99,8 @@ def test_metrics_of_parts_make_those_of_the_whole(run: tuple[Path, str]) -> None
     """As processes do it: each sees some of the samples, and the sums of all give accuracy, F1 and calibration."""
     task: Any = tokenloom.load(run[0])
     samples = task.prepare(run[1]).training
-    whole = evaluate(task, task.model, samples, batch=7)
-    parts = [evaluate(task, task.model, type(samples)(samples.items[at::2]), batch=5) for at in (0, 1)]
+    whole = evaluate(task, task.model, samples, batch_size=7)
+    parts = [evaluate(task, task.model, type(samples)(samples.items[at::2]), batch_size=5) for at in (0, 1)]
     for name, total in parts[0].items():
         other = parts[1][name].samples
         mine = total.samples

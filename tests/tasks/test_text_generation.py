@@ -258,7 +258,7 @@ def test_metrics_by_hand(preset: str, tmp_path: Path) -> None:
     off = sum((sum(w) - nats * len(w)) ** 2 for w in windows) * len(windows) / (len(windows) - 1)
     assert measured["interval"] == pytest.approx(1.96 * math.sqrt(off) / n, rel=1e-9)
     for batch in (1, 3, 1000):
-        assert task.evaluate(str(other), batch=batch) == pytest.approx(measured, rel=1e-9)
+        assert task.evaluate(str(other), batch_size=batch) == pytest.approx(measured, rel=1e-9)
 
 
 def test_explicit_windows_can_be_measured(tmp_path: Path) -> None:
@@ -403,15 +403,15 @@ def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
     fitting = tokenloom.fit(data, **SIZES, preset="classic", steps=3, threads=1)
     for _ in fitting:
         pass
-    optimizer, schedule = fitting.training.optimizer, fitting.training.schedule
-    assert (optimizer.optimizer, optimizer.lr, optimizer.weight_decay) == ("adamw", 6e-3, 0.01)
-    assert (optimizer.decay, optimizer.beta2, optimizer.clip) == ("all", 0.999, 0.0)
-    assert (schedule.schedule, fitting.training.batch) == ("cosine", 32)
+    training = fitting.training
+    assert (training.optimizer, training.lr, training.weight_decay) == ("adamw", 6e-3, 0.01)
+    assert (training.weight_decay_on, training.beta2, training.grad_clip) == ("all", 0.999, 0.0)
+    assert (training.lr_schedule, training.batch_size) == ("cosine", 32)
     modern = tokenloom.fit(data, **SIZES, steps=3, threads=1)
     for _ in modern:
         pass
-    assert modern.training.optimizer.decay == "matrices"
-    assert tokenloom.fit(data, **SIZES, preset="classic", decay="matrices", steps=3, threads=1) is not None
+    assert modern.training.weight_decay_on == "matrices"
+    assert tokenloom.fit(data, **SIZES, preset="classic", weight_decay_on="matrices", steps=3, threads=1) is not None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tokenloom.tasks._lm_families.table import MODELS
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import BatchContext
 
-SMALL = {"context": 12, "width": 16, "threads": 1, "batch": 8, "steps": 6}
+SMALL = {"context": 12, "width": 16, "threads": 1, "batch_size": 8, "steps": 6}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_a_gpt_slides_over_the_text_by_half_of_its_context(data: str) -> None:
     ids = task.prepare(data).validation.ids.astype(np.int64)[:40]
     C = 12
     with torch.no_grad():
-        found = sliding(task.model, ids, C, batch=2)
+        found = sliding(task.model, ids, C, batch_size=2)
         for place in range(1, len(ids)):
             # The window that ends at 12, 18, 24, … or at the end, the first that holds the target.
             end = C if place <= C else min(len(ids) - 1, C + -(-(place - C) // 6) * 6)
@@ -173,7 +173,7 @@ def test_the_state_that_is_carried_helps_to_learn_what_lies_further_back(tmp_pat
     """A window of three tokens cannot hold a rhythm of four; what is carried into it can."""
     path = tmp_path / "rhythm.txt"
     path.write_text("aaab" * 400, "utf-8")
-    arguments = {"model": "rnn", "context": 3, "width": 16, "steps": 250, "batch": 16, "lr": 0.01, "threads": 1}
+    arguments = {"model": "rnn", "context": 3, "width": 16, "steps": 250, "batch_size": 16, "lr": 0.01, "threads": 1}
     losses = {}
     for carry in (0, 8):
         task = tokenloom.train(str(path), carry=carry, **arguments)

@@ -22,7 +22,7 @@ NAMES = "\n\n".join("\n".join(ROWS[n % 6 : 4 + n % 4] + ROWS[: 1 + n % 5]) for n
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenClassification, Path]:
     folder = tmp_path_factory.mktemp("tagging")
     (folder / "names.conll").write_text(NAMES, "utf-8")
-    task = tokenloom.train(folder / "names.conll", out=folder / "run", steps=120, lr=0.01, batch=8, **TINY)
+    task = tokenloom.train(folder / "names.conll", out=folder / "run", steps=120, lr=0.01, batch_size=8, **TINY)
     assert isinstance(task, TokenClassification)
     return task, folder
 
@@ -118,7 +118,9 @@ def test_any_text_gives_labels_of_punctuation(tmp_path: Path) -> None:
     text = "\n\n".join(f"The cat, no. {n}, sat. Did it? It did!" for n in range(12))
     (tmp_path / "cats.txt").write_text(text, "utf-8")
     arguments = {**TINY, "tokenizer": "auto", "vocab_size": 300, "labels": "punctuation"}
-    task = tokenloom.train(tmp_path / "cats.txt", task="token-classification", steps=60, lr=0.01, batch=8, **arguments)
+    task = tokenloom.train(
+        tmp_path / "cats.txt", task="token-classification", steps=60, lr=0.01, batch_size=8, **arguments
+    )
     assert isinstance(task, TokenClassification)
     metrics = task.evaluate()
     assert metrics["f1/?"] > 0.9

@@ -17,7 +17,7 @@ from tokenloom.tasks.translation import Translation
 
 Call = Callable[..., tuple[int, str, str]]
 WORDS = [a + b + c for a in "abcd" for b in "efgh" for c in ("", "a", "eh", "bad")]
-TINY: dict[str, Any] = {"size": "nano", "width": 32, "threads": 1, "batch": 16}
+TINY: dict[str, Any] = {"size": "nano", "width": 32, "threads": 1, "batch_size": 16}
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_what_is_measured(trained: Translation, table: Path) -> None:
     metrics = trained.evaluate()
     assert {"loss", "exact", "accuracy", "bleu", "chrf", "pairs"} <= set(metrics)
     assert metrics["pairs"] == 6
-    assert trained.evaluate(batch=2) == pytest.approx(metrics)
+    assert trained.evaluate(batch_size=2) == pytest.approx(metrics)
     everything = trained.evaluate(str(table))
     right = sum(a == word[::-1] for a, word in zip(trained.translate(WORDS), WORDS, strict=True))
     assert everything["exact"] == right / len(WORDS)

@@ -22,7 +22,7 @@ TINY = {
     "subsample": 0.0,
     "steps": 150,
     "lr": 0.03,
-    "batch": 4,
+    "batch_size": 4,
     "threads": 1,
 }
 
@@ -66,8 +66,8 @@ def test_words_of_a_topic_are_nearest_to_each_other(run: Path) -> None:
 
 def test_metrics_do_not_depend_on_the_batch_size(run: Path) -> None:
     task = tokenloom.load(run)
-    metrics = task.evaluate(batch=1)
-    assert metrics == task.evaluate(batch=64)
+    metrics = task.evaluate(batch_size=1)
+    assert metrics == task.evaluate(batch_size=64)
     assert metrics["loss"] < math.log(2) * 6, "better than vectors of zeros"
     assert metrics["spearman_pmi"] > 0.3
     other = task.evaluate(two_topics(run.parent))

@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 # Dropout, micro-batches, and steps that end inside an epoch.
-SETTINGS = "--size nano --context 16 --width 32 --depth 2 --heads 2 --dropout 0.1 --batch 6 --accumulate 2 --threads 1"
+SETTINGS = (
+    "--size nano --context 16 --width 32 --depth 2 --heads 2 --dropout 0.1 --batch-size 6 --grad-accum 2 --threads 1"
+)
 TRAINING = f"{SETTINGS} --device cpu --seed 3".split()
 
 # Commands, one a line, each run in a fork of a process that has imported everything already. `die` says when the fork

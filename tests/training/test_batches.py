@@ -29,7 +29,7 @@ def noisy(samples: Any, moment: BatchContext) -> Batch:
 
 
 def made(**more: Any) -> Batches:
-    given: dict[str, Any] = {"batch": 6, "seed": 1, **more}
+    given: dict[str, Any] = {"batch_size": 6, "seed": 1, **more}
     return Batches(given.pop("samples", ListSamples(list(range(20)))), noisy, **given)
 
 
@@ -57,22 +57,22 @@ def test_an_epoch_visits_every_sample_once() -> None:
     assert keys_of(batches, 0) != keys_of(batches, 4), "each epoch has an order of its own"
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 3, 4, 6, 50])
-def test_micro_batches_cover_the_same_keys_evenly(accumulate: int) -> None:
-    whole, cut = made(), made(accumulate=accumulate)
+@pytest.mark.parametrize("grad_accum", [1, 2, 3, 4, 6, 50])
+def test_micro_batches_cover_the_same_keys_evenly(grad_accum: int) -> None:
+    whole, cut = made(), made(grad_accum=grad_accum)
     for step in range(5):
         parts = keys_of(cut, step)
         assert [key for part in parts for key in part] == keys_of(whole, step)[0]
         sizes = [len(part) for part in parts]
-        assert len(sizes) == min(accumulate, len(keys_of(whole, step)[0]))
+        assert len(sizes) == min(grad_accum, len(keys_of(whole, step)[0]))
         assert max(sizes) - min(sizes) <= 1
 
 
 def test_what_a_sample_draws_does_not_depend_on_the_cut() -> None:
     for step in range(5):
         (whole,) = made()(step)
-        for accumulate in (2, 5):
-            parts = made(accumulate=accumulate)(step)
+        for grad_accum in (2, 5):
+            parts = made(grad_accum=grad_accum)(step)
             assert torch.equal(torch.cat([part["text"].tokens for part in parts]), whole["text"].tokens)
 
 
@@ -106,20 +106,20 @@ def test_the_seed_of_dropout_differs_by_seed_step_and_micro_batch() -> None:
 
 def test_the_fingerprint_changes_with_data_batch_and_seed_but_not_with_the_cut() -> None:
     base = made().fingerprint()
-    assert base == made().fingerprint() == made(accumulate=3).fingerprint()
-    different = [made(batch=5), made(seed=2), made(samples=ListSamples([*range(19), 99]))]
+    assert base == made().fingerprint() == made(grad_accum=3).fingerprint()
+    different = [made(batch_size=5), made(seed=2), made(samples=ListSamples([*range(19), 99]))]
     assert len({base, *(batches.fingerprint() for batches in different)}) == 4
 
 
 def test_the_fingerprint_changes_when_the_text_changes_but_not_its_length() -> None:
     ids = np.arange(100, dtype=np.uint16)
     other = ids[::-1].copy()
-    one, two = (Batches(TextWindows(text, 8), noisy, batch=2, seed=0) for text in (ids, other))
+    one, two = (Batches(TextWindows(text, 8), noisy, batch_size=2, seed=0) for text in (ids, other))
     assert one.fingerprint() != two.fingerprint()
 
 
 def test_there_must_be_something_to_batch() -> None:
-    for wrong in ({"samples": ListSamples([])}, {"batch": 0}, {"accumulate": 0}):
+    for wrong in ({"samples": ListSamples([])}, {"batch_size": 0}, {"grad_accum": 0}):
         with pytest.raises(ValueError, match="no batches"):
             made(**wrong)
 
@@ -156,8 +156,8 @@ def test_batches_of_about_one_length_hold_every_sample_once(count: int) -> None:
 
 def test_samples_with_lengths_are_bucketed_purely_and_evaluated_from_short_to_long() -> None:
     samples = Lengthy(["x" * n for n in np.random.default_rng(2).integers(1, 90, 50)])
-    batches = Batches(samples, noisy, batch=6, seed=1)
-    again = Batches(samples, noisy, batch=6, seed=1)
+    batches = Batches(samples, noisy, batch_size=6, seed=1)
+    again = Batches(samples, noisy, batch_size=6, seed=1)
     assert [keys_of(batches, step) for step in range(20)] == [keys_of(again, step) for step in range(19, -1, -1)][::-1]
     epochs = [[k for step in range(9 * e, 9 * e + 9) for part in keys_of(batches, step) for k in part] for e in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(50))

@@ -26,11 +26,11 @@ from tokenloom.training.settings import TrainingSettings
 # epoch has one row, so that the second process has none; so has it in the second batch of an evaluation.
 BATCH = 6
 TRAINING, VALIDATION = rows(25), rows(7, seed=9)
-MODES = ("data", "sharded")
+MODES = ("ddp", "fsdp")
 
 
-def settings_of(optimizer: str, steps: int, accumulate: int = 1, **more: Any) -> TrainingSettings:
-    given = {"batch": BATCH, "accumulate": accumulate, "eval_every": max(1, steps // 2), "clip": 0.5, **more}
+def settings_of(optimizer: str, steps: int, grad_accum: int = 1, **more: Any) -> TrainingSettings:
+    given = {"batch_size": BATCH, "grad_accum": grad_accum, "eval_every": max(1, steps // 2), "grad_clip": 0.5, **more}
     return tiny_settings(optimizer, steps=steps, **given)
 
 
@@ -65,9 +65,9 @@ def shared(
     **more: Any,
 ) -> Any:
     """The same in this process of several: its events, and the weights in the end."""
-    assert settings.batch is not None
+    assert settings.batch_size is not None
     share = (processes.rank, processes.world_size)
-    sizes = {"batch": settings.batch, "seed": settings.seed, "accumulate": settings.accumulate}
+    sizes = {"batch_size": settings.batch_size, "seed": settings.seed, "grad_accum": settings.grad_accum}
     task, model = NextToken(), tiny_gpt(depth=2)
     batches = Batches(training, task.collate, **sizes, share=share)
     said = told(fit(task, model, settings, batches, validation, processes=processes.mode(mode), **more))
@@ -93,8 +93,8 @@ def furthest(a: list[float], b: list[float]) -> float:
 MANY = {10: rows(4 * 32 + 1, longest=16), 50: rows(18 * 32 + 16, longest=16)}
 
 
-def _many(optimizer: str, steps: int, accumulate: int = 1) -> dict[str, Any]:
-    return {"settings": settings_of(optimizer, steps, accumulate, batch=32), "training": MANY[steps]}
+def _many(optimizer: str, steps: int, grad_accum: int = 1) -> dict[str, Any]:
+    return {"settings": settings_of(optimizer, steps, grad_accum, batch_size=32), "training": MANY[steps]}
 
 
 def _equal_in_each(processes: DistributedGroup, steps: int) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_one_process_is_two_is_sharded_is_accumulated_for_50_steps() -> None:
 
 def test_the_parts_of_a_batch_do_differ_in_targets() -> None:
     """Else a mean of means would pass for the mean."""
-    parts = [Batches(MANY[10], NextToken().collate, batch=32, seed=4, share=(r, 2)) for r in (0, 1)]
+    parts = [Batches(MANY[10], NextToken().collate, batch_size=32, seed=4, share=(r, 2)) for r in (0, 1)]
     counts = [[part(step)[0].counts()["loss"] for part in parts] for step in range(10)]
     assert sum(a != b for a, b in counts) >= 8
     assert [a for a, b in counts if b == 0], "and in one step the second has none"
@@ -148,8 +148,8 @@ def test_the_parts_of_a_batch_do_differ_in_targets() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 6])
-@pytest.mark.parametrize("accumulate", [1, 2, 5])
-def test_each_sample_of_a_step_is_read_once_by_one_process(world: int, accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum", [1, 2, 5])
+def test_each_sample_of_a_step_is_read_once_by_one_process(world: int, grad_accum: int) -> None:
     taken: list[tuple[int, int]] = []
 
     class Watched(type(TRAINING)):  # type: ignore[misc]
@@ -159,7 +159,7 @@ def test_each_sample_of_a_step_is_read_once_by_one_process(world: int, accumulat
 
     samples = Watched(TRAINING.items)
     processes = [
-        Batches(samples, NextToken().collate, batch=BATCH, seed=1, accumulate=accumulate, share=(r, world))
+        Batches(samples, NextToken().collate, batch_size=BATCH, seed=1, grad_accum=grad_accum, share=(r, world))
         for r in range(world)
     ]
     assert len({one.fingerprint() for one in processes}) == 1
@@ -181,18 +181,18 @@ def test_each_sample_of_a_step_is_read_once_by_one_process(world: int, accumulat
             assert all(processes[rank](step)[0].counts() == {"loss": 0} for rank, _ in idle)
 
 
-@pytest.mark.parametrize(("count", "batch", "world"), [(7, 3, 2), (1, 5, 2), (12, 4, 3), (5, 1, 4)])
-def test_an_evaluation_is_shared_out_in_order(count: int, batch: int, world: int) -> None:
+@pytest.mark.parametrize(("count", "batch_size", "world"), [(7, 3, 2), (1, 5, 2), (12, 4, 3), (5, 1, 4)])
+def test_an_evaluation_is_shared_out_in_order(count: int, batch_size: int, world: int) -> None:
     samples = rows(count)
-    parts = [list(evaluation_keys(samples, batch, (rank, world))) for rank in range(world)]
+    parts = [list(evaluation_keys(samples, batch_size, (rank, world))) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1
-    assert all(len(keys) <= batch for part in parts for keys in part)
+    assert all(len(keys) <= batch_size for part in parts for keys in part)
     assert np.concatenate([keys for part in parts for keys in part]).tolist() == list(range(count))
 
 
 def test_fewer_samples_than_processes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"2 a step .* for 3 process"):
-        Batches(TRAINING, NextToken().collate, batch=2, seed=1, share=(0, 3))
+        Batches(TRAINING, NextToken().collate, batch_size=2, seed=1, share=(0, 3))
 
 
 # Evaluation, refusals, breakdowns: several checks in one start of two processes.
@@ -268,7 +268,7 @@ def _many_things(processes: DistributedGroup, folder: Path) -> dict[str, Any]:
 def _events(processes: DistributedGroup, mode: str, task: Any, settings: TrainingSettings, **more: Any) -> Any:
     validation = more.pop("validation", VALIDATION)
     share = (processes.rank, processes.world_size)
-    batches = Batches(TRAINING, task.collate, batch=BATCH, seed=settings.seed, share=share)
+    batches = Batches(TRAINING, task.collate, batch_size=BATCH, seed=settings.seed, share=share)
     return fit(task, tiny_gpt(depth=2), settings, batches, validation, processes=processes.mode(mode), **more)
 
 
@@ -279,7 +279,7 @@ def _muon(processes: DistributedGroup, shape: tuple[int, int]) -> float:
     model = nn.Sequential(nn.Linear(shape[1], shape[0], bias=False))
     with torch.no_grad():
         model[0].weight.copy_(start)
-    processes.mode("sharded").wrap(model, False)
+    processes.mode("fsdp").wrap(model, False)
     alone = nn.Parameter(start.clone())
     parts = Muon(model.parameters(), 0.05)
     straight = Muon([alone], 0.05)
@@ -354,7 +354,7 @@ def test_a_checkpoint_of_any_form_is_read_in_any_mode(optimizer: str, tmp_path: 
     newest = {road: sorted((tmp_path / road / "checkpoints").iterdir())[-1] for road in ROADS}
     names = {road: sorted(path.name for path in folder.iterdir()) for road, folder in newest.items()}
     assert names["one"] == names["data"] == ["model.safetensors", "optimizer.safetensors", "state.json"]
-    assert [name.startswith("shard-") for name in names["sharded"]] == [True, True, False]
+    assert [name.startswith("shard-") for name in names["fsdp"]] == [True, True, False]
     for before in ROADS:
         for mode in ROADS:
             shutil.copytree(tmp_path / before, tmp_path / f"{before} → {mode}")
@@ -401,8 +401,9 @@ def test_the_best_weights_are_put_back_from_a_checkpoint_in_parts(tmp_path: Path
 def test_activation_checkpointing_changes_no_value_and_no_gradient(dropout: float) -> None:
     results = []
     for activation_checkpointing in (False, True):
-        machine = replace(tiny_settings().machine, activation_checkpointing=activation_checkpointing)
-        settings = replace(tiny_settings("muon", steps=5, accumulate=2), machine=machine)
+        settings = replace(
+            tiny_settings("muon", steps=5, grad_accum=2), activation_checkpointing=activation_checkpointing
+        )
         model = tiny_gpt(depth=3, dropout=dropout)
         trainer = Trainer(NextToken(), model, settings, batches_of(settings))
         said = [trainer.step(step, 5) for step in range(5)]

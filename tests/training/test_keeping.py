@@ -95,7 +95,7 @@ def test_stop_saves_once_and_gives_weights_even_before_the_first_evaluation(tmp_
 
 def test_checkpoints_come_apart_from_evaluations_too(tmp_path: Path) -> None:
     """Every so many steps, and at each evaluation; once where both fall together."""
-    events, _ = train(tiny_settings(steps=12, eval_every=6, save_every=4, keep=9), run=run_in(tmp_path))
+    events, _ = train(tiny_settings(steps=12, eval_every=6, save_every=4, keep_checkpoints=9), run=run_in(tmp_path))
     assert [event.step for event in of_kind(events, Saved)] == [4, 6, 8, 12]
     assert [event.step for event in of_kind(events, Evaluated)] == [6, 12]
     state, _ = Checkpoints(tmp_path / "checkpoints").read(8)
@@ -125,7 +125,7 @@ def test_stop_at_the_last_step_is_no_interrupt() -> None:
 @pytest.mark.parametrize("stop_after", [1, 5, 8, 11])
 def test_resumed_is_straight_bit_for_bit(kind: str, stop_after: int, tmp_path: Path) -> None:
     """With dropout, accumulation, in the middle of an epoch of seven steps and at an evaluation."""
-    settings = tiny_settings(kind, accumulate=2, steps=16)
+    settings = tiny_settings(kind, grad_accum=2, steps=16)
     straight, model = train(settings, model=tiny_gpt(dropout=0.2))
     run, stop = run_in(tmp_path), after(stop_after)
     first, _ = train(settings, model=tiny_gpt(dropout=0.2), run=run, stop=stop)
@@ -181,12 +181,12 @@ def test_going_back_takes_back_the_best_weights_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [("data", "training"), ("batch", "training"), ("seed", "training"), ("validation", "validation")],
+    [("data", "training"), ("batch_size", "training"), ("seed", "training"), ("validation", "validation")],
 )
 def test_other_data_are_refused_on_resume(change: str, word: str, tmp_path: Path) -> None:
     settings = tiny_settings(steps=4)
     train(settings, run=run_in(tmp_path))
-    other = replace(settings, **{"batch": {"batch": 5}, "seed": {"seed": 5}}.get(change, {}))  # type: ignore[arg-type]
+    other = replace(settings, **{"batch_size": {"batch_size": 5}, "seed": {"seed": 5}}.get(change, {}))  # type: ignore[arg-type]
     samples = rows(40)
     if change == "data":
         samples = ListSamples([(1, 2), *samples.items[1:]])
@@ -218,7 +218,7 @@ def test_accumulation_may_change_on_resume(tmp_path: Path) -> None:
     settings = tiny_settings(steps=8)
     straight, _ = train(settings, model=tiny_gpt().double())
     train(settings, model=tiny_gpt().double(), run=run_in(tmp_path), stop=lambda: True)
-    rest, _ = train(replace(settings, accumulate=3), model=tiny_gpt().double(), run=run_in(tmp_path), resume=True)
+    rest, _ = train(replace(settings, grad_accum=3), model=tiny_gpt().double(), run=run_in(tmp_path), resume=True)
     losses = [s.loss for s in of_kind(rest, StepFinished)]
     assert losses == pytest.approx([s.loss for s in of_kind(straight, StepFinished)][1:], rel=1e-10)
 
@@ -269,7 +269,7 @@ def test_a_spoilt_weight_that_no_loss_shows_is_found_before_it_is_saved(tmp_path
             return batch
 
     for more in ({"eval_every": 2}, {"stop": lambda: True}):
-        settings = tiny_settings(eval_every=more.pop("eval_every", 100), clip=0.0)
+        settings = tiny_settings(eval_every=more.pop("eval_every", 100), grad_clip=0.0)
         model = tiny_gpt()
         with torch.no_grad():
             model.tokens.weight[10] = math.nan

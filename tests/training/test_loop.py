@@ -45,12 +45,12 @@ def awake(model: GPT) -> GPT:
 # One step.
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 6])
-def test_accumulated_is_whole(accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum", [2, 3, 6])
+def test_accumulated_is_whole(grad_accum: int) -> None:
     """In float64 and without dropout: the same losses, gradients' norms and weights to 1e-12 relative."""
     results = []
-    for parts in (1, accumulate):
-        settings = tiny_settings(accumulate=parts)
+    for parts in (1, grad_accum):
+        settings = tiny_settings(grad_accum=parts)
         batches = batches_of(settings)
         counts = [[sum(batch.counts().values()) for batch in batches(step)] for step in range(12)]
         assert parts == 1 or all(len(set(step)) > 1 for step in counts[:6]), "parts have unequal numbers of targets"
@@ -65,9 +65,9 @@ def test_accumulated_is_whole(accumulate: int) -> None:
 
 
 def test_the_loss_is_the_sum_over_all_targets_divided_by_their_number() -> None:
-    settings = tiny_settings(accumulate=3, batch=9)
+    settings = tiny_settings(grad_accum=3, batch_size=9)
     trainer = Trainer(NextToken(), tiny_gpt(), settings, batches_of(settings))
-    whole = batches_of(replace(settings, accumulate=1))
+    whole = batches_of(replace(settings, grad_accum=1))
     for step in range(3):
         expected = mean_loss(trainer.model, whole(step)[0])
         loss, targets, _, _ = trainer.step(step, 10)
@@ -81,7 +81,7 @@ def test_the_loss_is_the_sum_over_all_targets_divided_by_their_number() -> None:
 
 def test_a_step_learns_at_the_rate_of_the_schedule_and_clips_as_by_hand() -> None:
     """Against plain AdamW on the mean loss, with the gradient clipped by hand."""
-    settings = tiny_settings(clip=0.3, lr=0.02)
+    settings = tiny_settings(grad_clip=0.3, lr=0.02)
     trainer = Trainer(NextToken(), tiny_gpt(), settings, batches_of(settings))
     model = tiny_gpt()
     hidden = {n for n, _ in model.named_parameters() if n.endswith(".weight") and (".W_" in n)}
@@ -115,9 +115,9 @@ def test_a_step_learns_at_the_rate_of_the_schedule_and_clips_as_by_hand() -> Non
 
 
 def test_without_a_limit_nothing_is_clipped_and_the_norm_is_still_told() -> None:
-    events, _ = train(tiny_settings(clip=0.0))
+    events, _ = train(tiny_settings(grad_clip=0.0))
     assert all(s.norm > 0 and not s.clipped for s in of_kind(events, StepFinished))
-    tight, _ = train(tiny_settings(clip=1e-3))
+    tight, _ = train(tiny_settings(grad_clip=1e-3))
     assert all(s.clipped for s in of_kind(tight, StepFinished))
     assert tight[-1].clipped == 12  # type: ignore[attr-defined]
     assert events[-1].clipped == 0  # type: ignore[attr-defined]
@@ -125,9 +125,9 @@ def test_without_a_limit_nothing_is_clipped_and_the_norm_is_still_told() -> None
 
 def test_dropout_is_drawn_anew_each_step_and_part_by_seed_alone() -> None:
     def losses(seed: int, noise: int) -> list[float]:
-        settings = tiny_settings(seed=seed, accumulate=2, lr=0.0, muon_lr=0.0, clip=0.0)
+        settings = tiny_settings(seed=seed, grad_accum=2, lr=0.0, muon_lr=0.0, grad_clip=0.0)
         torch.manual_seed(noise)
-        one_batch = batches_of(tiny_settings(accumulate=2))(0)
+        one_batch = batches_of(tiny_settings(grad_accum=2))(0)
         model = awake(tiny_gpt(dropout=0.5))
         events, _ = train(settings, model=model, batches=lambda step: one_batch)
         return [s.loss for s in of_kind(events, StepFinished)]
@@ -180,9 +180,9 @@ class TwoTerms(NextToken):
 
 def test_each_term_is_divided_by_its_own_count_and_weighted() -> None:
     task = TwoTerms()
-    settings = tiny_settings(accumulate=2)
+    settings = tiny_settings(grad_accum=2)
     trainer = Trainer(task, tiny_gpt().double(), settings, batches_of(settings, task=task))
-    (whole,) = batches_of(replace(settings, accumulate=1), task=task)(0)
+    (whole,) = batches_of(replace(settings, grad_accum=1), task=task)(0)
     sides = [mean_loss(trainer.model, Batch(whole.streams, {"loss": whole.targets[name]})) for name in ("main", "side")]
     counts = whole.counts()
     assert counts["main"] < counts["side"]
@@ -254,8 +254,8 @@ def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
 def test_evaluation_does_not_depend_on_the_batch_size_and_is_deterministic() -> None:
     task, model = NextToken(), awake(tiny_gpt(dropout=0.5))
     model.train()
-    values = {batch: task.metrics(evaluate(task, model, VALIDATION, batch=batch)) for batch in (1, 7, 30, 64)}
-    again = task.metrics(evaluate(task, model, VALIDATION, batch=64))
+    values = {batch: task.metrics(evaluate(task, model, VALIDATION, batch_size=batch)) for batch in (1, 7, 30, 64)}
+    again = task.metrics(evaluate(task, model, VALIDATION, batch_size=64))
     assert again == values[64], "bit for bit"
     for value in values.values():
         assert value["loss"] == pytest.approx(values[64]["loss"], rel=1e-6)
@@ -287,7 +287,7 @@ def test_evaluations_come_at_their_steps_and_at_the_end() -> None:
 
 
 def test_it_learns() -> None:
-    events, _ = train(tiny_settings("muon", steps=80, eval_every=80, batch=20, clip=0.0))
+    events, _ = train(tiny_settings("muon", steps=80, eval_every=80, batch_size=20, grad_clip=0.0))
     assert of_kind(events, StepFinished)[0].loss > 2
     assert of_kind(events, Evaluated)[-1].metrics["loss"] < 1.6
 
@@ -359,7 +359,7 @@ def test_the_rate_that_is_told_is_the_one_that_was_used() -> None:
     before = weights(model)
     for event in fit(NextToken(), model, replace(settings, eval_every=100), batches_of(settings), VALIDATION):
         if isinstance(event, StepFinished):
-            assert event.lr == loop.schedule_factor(settings.schedule, event.step - 1, 12)
+            assert event.lr == loop.schedule_factor(settings, event.step - 1, 12)
             after = weights(model)
             moved.append(float((after - before).norm()) / event.lr)
             before = after

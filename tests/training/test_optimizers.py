@@ -17,17 +17,17 @@ from tokenloom.training.optimizers import (
     set_learning_rates,
     state_tensors,
 )
-from tokenloom.training.settings import OptimizerSettings
+from tokenloom.training.settings import TrainingSettings
 
-MUON = OptimizerSettings(optimizer="muon", lr=0.01, muon_lr=0.02, weight_decay=0.1)
-ADAMW = OptimizerSettings(optimizer="adamw", lr=0.01, weight_decay=0.1)
+MUON = TrainingSettings(optimizer="muon", lr=0.01, muon_lr=0.02, weight_decay=0.1)
+ADAMW = TrainingSettings(optimizer="adamw", lr=0.01, weight_decay=0.1)
 
 
 def model_of(preset: str) -> GPT:
     return GPT(PRESETS[preset](11, 8, 16, 2, 2))
 
 
-def groups(model: nn.Module, settings: OptimizerSettings) -> dict[str, list[tuple[str, float, float]]]:
+def groups(model: nn.Module, settings: TrainingSettings) -> dict[str, list[tuple[str, float, float]]]:
     """For each parameter, the groups it stands in: optimizer, peak rate, weight decay."""
     found: dict[str, list[tuple[str, float, float]]] = {name: [] for name, _ in model.named_parameters()}
     names = {id(p): name for name, p in model.named_parameters()}
@@ -59,7 +59,7 @@ def test_muon_moves_the_hidden_matrices_and_adamw_the_rest(preset: str) -> None:
 @pytest.mark.parametrize("preset", ["classic", "modern"])
 def test_adamw_alone_decays_matrices_or_everything(preset: str) -> None:
     model = model_of(preset)
-    some, everything = groups(model, ADAMW), groups(model, replace(ADAMW, decay="all"))
+    some, everything = groups(model, ADAMW), groups(model, replace(ADAMW, weight_decay_on="all"))
     assert {name for name, where in some.items() if where == [("AdamW", 0.01, 0.1)]} == hidden_matrices(model)
     assert {name for name, where in some.items() if where == [("AdamW", 0.01, 0.0)]} == set(some) - hidden_matrices(
         model

@@ -1,12 +1,19 @@
 """Learning rates over the steps, worked by hand."""
 
 import math
+from typing import Any
 
 import pytest
 
 from tokenloom.training.loop import schedule_factor
-from tokenloom.training.schedules import cosine, linear
-from tokenloom.training.settings import ScheduleSettings
+from tokenloom.training.schedules import cosine, wsd
+from tokenloom.training.settings import TrainingSettings
+
+
+def schedule(name: Any, warmup_steps: int | None, decay_fraction: float) -> TrainingSettings:
+    return TrainingSettings(
+        lr_schedule=name, warmup_steps=warmup_steps, decay_fraction=decay_fraction if name == "wsd" else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -15,7 +22,7 @@ from tokenloom.training.settings import ScheduleSettings
 )
 def test_the_chapters_schedule(step: int, factor: float) -> None:
     """(s + 1) / 100 for s < 100, then the cosine of (s − 100) / 800: reference 3.4, whose peak rate is 6e-3."""
-    settings = ScheduleSettings(schedule="cosine", warmup=100)
+    settings = TrainingSettings(lr_schedule="cosine", warmup_steps=100)
     assert schedule_factor(settings, step, 900) == pytest.approx(factor, abs=1e-12)
 
 
@@ -29,36 +36,36 @@ def test_the_chapters_last_step_still_learns() -> None:
 )
 def test_constant_and_then_linear(step: int, factor: float) -> None:
     """100 steps: 5 to rise, and the last 40 to fall."""
-    settings = ScheduleSettings(schedule="linear", warmup=5, decay_fraction=0.4)
+    settings = TrainingSettings(lr_schedule="wsd", warmup_steps=5, decay_fraction=0.4)
     assert schedule_factor(settings, step, 100) == pytest.approx(factor, abs=1e-12)
 
 
 def test_falling_from_the_start() -> None:
-    assert [linear(s, 4, 0, 1.0) for s in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    assert [wsd(s, 4, 0, 1.0) for s in range(4)] == [1.0, 0.75, 0.5, 0.25]
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("name", ["cosine", "wsd"])
 def test_no_warm_up_begins_at_the_peak(name: str) -> None:
-    for warmup in (0, None):
-        settings = ScheduleSettings(schedule=name, warmup=warmup, decay_fraction=0.5)  # type: ignore[arg-type]
+    for warmup_steps in (0, None):
+        settings = schedule(name, warmup_steps, 0.5)
         assert schedule_factor(settings, 0, 10) == 1.0
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear"])
-@pytest.mark.parametrize("warmup", [10, 11, 1000])
-def test_a_warm_up_as_long_as_the_training_only_rises(name: str, warmup: int) -> None:
+@pytest.mark.parametrize("name", ["cosine", "wsd"])
+@pytest.mark.parametrize("warmup_steps", [10, 11, 1000])
+def test_a_warm_up_as_long_as_the_training_only_rises(name: str, warmup_steps: int) -> None:
     """A warm-up that was given for a longer training reaches its peak in this one."""
-    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_fraction=0.0)  # type: ignore[arg-type]
+    settings = schedule(name, warmup_steps, 0.0)
     factors = [schedule_factor(settings, s, 10) for s in range(10)]
     assert factors == pytest.approx([(s + 1) / 10 for s in range(10)])
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("name", ["cosine", "wsd"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 50])
-@pytest.mark.parametrize("warmup", [0, 1, 2, 49, 50])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 2, 49, 50])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_every_step_learns_and_none_above_the_peak(name: str, steps: int, warmup: int, share: float) -> None:
-    settings = ScheduleSettings(schedule=name, warmup=warmup, decay_fraction=share)  # type: ignore[arg-type]
+def test_every_step_learns_and_none_above_the_peak(name: str, steps: int, warmup_steps: int, share: float) -> None:
+    settings = schedule(name, warmup_steps, share)
     factors = [schedule_factor(settings, s, steps) for s in range(steps)]
     assert all(0 < factor <= 1 for factor in factors)
     peak = factors.index(max(factors))

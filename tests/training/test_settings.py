@@ -6,33 +6,17 @@ from typing import Any
 import pytest
 import torch
 
+from tokenloom.config import GROUPS, fill, options
 from tokenloom.errors import UserError
 from tokenloom.training.device import choose_device, cores, precision_context
-from tokenloom.training.settings import (
-    DEFAULT_RECIPE,
-    LIMITS,
-    MachineSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    TrainingSettings,
-)
-
-
-def settings_with(name: str, value: Any) -> TrainingSettings:
-    """Training settings with one value, in whichever part it stands."""
-    parts = {"optimizer": OptimizerSettings, "schedule": ScheduleSettings, "machine": MachineSettings}
-    for part, cls in parts.items():
-        if name in cls.__dataclass_fields__:
-            return TrainingSettings(**{part: cls(**{name: value})})
-    return TrainingSettings(**{name: value})
-
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 REFUSED = [
     ("steps", 0),
     ("steps", -3),
-    ("batch", 0),
-    ("accumulate", 0),
-    ("keep", 0),
+    ("batch_size", 0),
+    ("grad_accum", 0),
+    ("keep_checkpoints", 0),
     ("eval_every", 0),
     ("save_every", 0),
     ("patience", 0),
@@ -45,8 +29,8 @@ REFUSED = [
     ("lr", math.nan),
     ("muon_lr", math.nan),
     ("weight_decay", -1.0),
-    ("clip", math.nan),
-    ("warmup", -1),
+    ("grad_clip", math.nan),
+    ("warmup_steps", -1),
     ("decay_fraction", 1.1),
     ("decay_fraction", math.nan),
     ("beta2", 1.0),
@@ -59,7 +43,7 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_a_value_out_of_range_is_refused_by_its_flag(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} {value}: must be ") as caught:
-        settings_with(name, value)
+        TrainingSettings(**{name: value})
     assert "\n" not in str(caught.value)
 
 
@@ -67,28 +51,23 @@ def test_a_value_out_of_range_is_refused_by_its_flag(name: str, value: Any) -> N
     ("name", "value"),
     [
         ("steps", 1),
-        ("clip", 0.0),
+        ("grad_clip", 0.0),
         ("lr", 1e9),
-        ("warmup", 0),
+        ("warmup_steps", 0),
         ("decay_fraction", 1),
         ("beta2", 0.999),
         ("minutes", 0.01),
     ],
 )
 def test_the_ends_of_the_ranges_are_allowed(name: str, value: Any) -> None:
-    made = settings_with(name, value)
-    values = {**vars(made), **vars(made.optimizer), **vars(made.schedule), **vars(made.machine)}
-    assert values[name] == value, "it is allowed, and it is what was given"
+    assert getattr(TrainingSettings(**{name: value}), name) == value, "it is allowed, and it is what was given"
 
 
-def test_every_limit_is_that_of_a_setting_and_every_number_has_one() -> None:
-    names = {
-        n
-        for cls in (TrainingSettings, OptimizerSettings, ScheduleSettings, MachineSettings)
-        for n, f in cls.__dataclass_fields__.items()
-        if "int" in f.type or "float" in f.type
-    }
-    assert set(LIMITS) == names - {"precision"}
+def test_every_number_has_a_bound_and_every_setting_a_group() -> None:
+    for one in options(TrainingSettings):
+        assert one.group in GROUPS, one.name
+        if one.type in (int, float, int | None, float | None):
+            assert one.low is not None or one.above is not None, one.name
 
 
 def test_steps_and_minutes_exclude_each_other() -> None:
@@ -97,14 +76,14 @@ def test_steps_and_minutes_exclude_each_other() -> None:
 
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
-    given = TrainingSettings(steps=5, optimizer=OptimizerSettings(lr=0.5, clip=0.0))
-    recipe = {"batch": 7, "lr": 0.1, "clip": 1.0, "weight_decay": 0.2, "warmup": 3, "patience": None}
-    filled, taken = given.filled(recipe)
-    assert taken == {"batch": 7, "weight_decay": 0.2, "warmup": 3}
-    assert (filled.batch, filled.steps, filled.patience) == (7, 5, None)
-    assert (filled.optimizer.lr, filled.optimizer.clip, filled.optimizer.weight_decay) == (0.5, 0.0, 0.2)
-    assert filled.schedule.warmup == 3
-    assert filled.filled(recipe) == (filled, {}), "a second time there is nothing left to fill in"
+    given = TrainingSettings(steps=5, lr=0.5, grad_clip=0.0)
+    recipe = {"batch_size": 7, "lr": 0.1, "grad_clip": 1.0, "weight_decay": 0.2, "warmup_steps": 3, "patience": None}
+    filled, taken = fill(given, recipe)
+    assert taken == {"batch_size": 7, "weight_decay": 0.2, "warmup_steps": 3}
+    assert (filled.batch_size, filled.steps, filled.patience) == (7, 5, None)
+    assert (filled.lr, filled.grad_clip, filled.weight_decay) == (0.5, 0.0, 0.2)
+    assert filled.warmup_steps == 3
+    assert fill(filled, recipe) == (filled, {}), "a second time there is nothing left to fill in"
 
 
 @pytest.mark.parametrize(
@@ -118,26 +97,27 @@ def test_a_recipe_fills_in_what_was_not_given() -> None:
     ],
 )
 def test_how_long_is_said_once(given: Any, recipe: Any, length: Any) -> None:
-    filled, _ = TrainingSettings(**given).filled(recipe)
+    filled, _ = fill(TrainingSettings(**given), recipe)
     assert (filled.steps, filled.minutes) == length
 
 
 def test_a_recipe_with_an_unknown_name_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        TrainingSettings().filled({"batch_size": 3})
+    with pytest.raises(ValueError, match="batchsize"):
+        fill(TrainingSettings(), {"batchsize": 3})
 
 
 def test_what_a_recipe_gives_is_checked_too() -> None:
-    with pytest.raises(UserError, match="--batch 0"):
-        TrainingSettings().filled({"batch": 0})
+    with pytest.raises(UserError, match="--batch-size 0"):
+        fill(TrainingSettings(), {"batch_size": 0})
 
 
 def test_the_general_recipe_leaves_nothing_that_training_needs() -> None:
-    filled, _ = TrainingSettings().filled(DEFAULT_RECIPE)
+    filled, _ = fill(TrainingSettings(), DEFAULT_RECIPE)
     assert filled.minutes is not None
-    assert filled.batch is not None
-    undecided = {n for part in (filled.optimizer, filled.schedule) for n, v in vars(part).items() if v is None}
-    assert undecided == {"warmup"}, "which depends on the steps"
+    assert filled.batch_size is not None
+    optimization = {one.name for one in options(TrainingSettings) if one.group == "Optimization"}
+    undecided = {name for name in optimization if getattr(filled, name) is None}
+    assert undecided == {"steps", "warmup_steps", "init_from"}, "the first two depend on the measured speed"
 
 
 # The machine.
@@ -165,9 +145,9 @@ def test_auto_prefers_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_precision_is_a_matter_of_products() -> None:
     a = torch.ones(2, 2)
-    with precision_context(MachineSettings(precision="bfloat16"), torch.device("cpu")):
+    with precision_context(TrainingSettings(dtype="bfloat16"), torch.device("cpu")):
         assert (a @ a).dtype == torch.bfloat16
-    with precision_context(MachineSettings(), torch.device("cpu")):
+    with precision_context(TrainingSettings(), torch.device("cpu")):
         assert (a @ a).dtype == torch.float32
     assert (a @ a).dtype == torch.float32
     assert cores() >= 1
@@ -176,21 +156,19 @@ def test_precision_is_a_matter_of_products() -> None:
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
-        ({"optimizer": OptimizerSettings(optimizer="adamw", muon_lr=0.1)}, "--muon-lr"),
-        ({"schedule": ScheduleSettings(schedule="cosine", decay_fraction=0.5)}, "--decay-fraction"),
+        ({"optimizer": "adamw", "muon_lr": 0.1}, "--muon-lr"),
+        ({"lr_schedule": "cosine", "decay_fraction": 0.5}, "--decay-fraction"),
     ],
 )
 def test_a_setting_without_effect_is_refused(given: dict[str, Any], refused: str) -> None:
     with pytest.raises(UserError, match=f"{refused} has no effect with --"):
-        TrainingSettings(**given).filled(DEFAULT_RECIPE)
+        fill(TrainingSettings(**given), DEFAULT_RECIPE)
 
 
 def test_a_recipe_fills_in_nothing_without_effect() -> None:
-    given = TrainingSettings(
-        optimizer=OptimizerSettings(optimizer="adamw"), schedule=ScheduleSettings(schedule="cosine")
-    )
-    filled, taken = given.filled(DEFAULT_RECIPE)
-    assert filled.optimizer.muon_lr is None
-    assert filled.schedule.decay_fraction is None
+    given = TrainingSettings(optimizer="adamw", lr_schedule="cosine")
+    filled, taken = fill(given, DEFAULT_RECIPE)
+    assert filled.muon_lr is None
+    assert filled.decay_fraction is None
     assert not {"muon_lr", "decay_fraction"} & set(taken)
-    assert filled.filled(DEFAULT_RECIPE) == (filled, {}), "and a resumed run is as it was"
+    assert fill(filled, DEFAULT_RECIPE) == (filled, {}), "and a resumed run is as it was"

@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 # An epoch is 24 steps, so that there are kills in the first and in the second.
-LENGTH = ("--steps", "30", "--eval-every", "8", "--save-every", "3", "--keep", "1")
+LENGTH = ("--steps", "30", "--eval-every", "8", "--save-every", "3", "--keep-checkpoints", "1")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tokenloom.training.checkpoints import Checkpoints
 from tokenloom.training.events import Event
 from tokenloom.training.loop import Run, fit
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
-from tokenloom.training.settings import OptimizerSettings, ScheduleSettings, TrainingSettings
+from tokenloom.training.settings import TrainingSettings
 
 VOCAB = 11
 
@@ -68,28 +67,35 @@ def tiny_gpt(seed: int = 0, dropout: float = 0.0, depth: int = 1) -> GPT:
 
 def tiny_settings(optimizer: str = "adamw", **more: Any) -> TrainingSettings:
     """Settings in which nothing is left to be derived."""
-    optimizing = OptimizerSettings(
-        optimizer=optimizer,  # type: ignore[arg-type]
-        lr=more.pop("lr", 0.01),
-        muon_lr=more.pop("muon_lr", 0.02),
-        weight_decay=0.05,
-        beta2=0.95,
-        clip=more.pop("clip", 1.0),
-    )
-    given: dict[str, Any] = {"steps": 12, "batch": 6, "seed": 4, "eval_every": 4, **more}
-    scheduling = ScheduleSettings(schedule="linear", warmup=2, decay_fraction=0.5)
-    return replace(TrainingSettings(**given), optimizer=optimizing, schedule=scheduling)
+    muon_lr = more.pop("muon_lr", 0.02)
+    given: dict[str, Any] = {
+        "steps": 12,
+        "batch_size": 6,
+        "seed": 4,
+        "eval_every": 4,
+        "optimizer": optimizer,
+        "lr": 0.01,
+        "weight_decay": 0.05,
+        "beta2": 0.95,
+        "grad_clip": 1.0,
+        "lr_schedule": "wsd",
+        "warmup_steps": 2,
+        "decay_fraction": 0.5,
+    }
+    if optimizer == "muon":
+        given["muon_lr"] = muon_lr
+    return TrainingSettings(**{**given, **more})
 
 
 def batches_of(settings: TrainingSettings, samples: ListSamples | None = None, task: Any = None) -> Batches:
     """The training batches that the settings ask for; seven of them make an epoch of the 40 rows."""
-    assert settings.batch is not None
+    assert settings.batch_size is not None
     return Batches(
         samples if samples is not None else rows(40),
         (task or NextToken()).collate,
-        batch=settings.batch,
+        batch_size=settings.batch_size,
         seed=settings.seed,
-        accumulate=settings.accumulate,
+        grad_accum=settings.grad_accum,
     )
 
 

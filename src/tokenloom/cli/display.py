@@ -58,7 +58,7 @@ def plan_lines(plan: Plan) -> list[str]:
     t, m = plan.settings, plan.memory
     parts = {"weights": m.weights, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations}
     memory = ", ".join(f"{what} {quantity(size, 'B')}" for what, size in parts.items())
-    threads = t.machine.threads
+    threads = t.threads
     native = f"{words}, " if plan.device == "cpu" and (words := loader.summary()) else ""
     epochs = plan.steps / max(1, plan.steps_per_epoch)
     return [
@@ -68,7 +68,7 @@ def plan_lines(plan: Plan) -> list[str]:
         field(
             "machine",
             f"{plan.device}, {'' if threads is None else f'{threads} thread' + 's' * (threads > 1) + ', '}"
-            f"{t.machine.precision}, {native}{quantity(plan.tokens_per_second)} {plan.things}/s measured",
+            f"{t.dtype}, {native}{quantity(plan.tokens_per_second)} {plan.things}/s measured",
         ),
         field(
             "plan",

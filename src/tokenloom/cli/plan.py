@@ -54,7 +54,7 @@ def lines(found: TextPlan) -> list[str]:
     if quick:
         notes.append(
             f"{', '.join(quick)}: steps of less than {SHORT_STEP * 1000:.0f} ms; starting the kernels, which is not "
-            "counted, takes that long for so small a model, and a larger --batch is needed to reach these rates"
+            "counted, takes that long for so small a model, and a larger --batch-size is needed to reach these rates"
         )
     return [
         field("model", f"{parameters(s):,} parameters, {quantity(flops_per_token(s))} FLOPs to train a token"),
@@ -64,7 +64,7 @@ def lines(found: TextPlan) -> list[str]:
             f"{s.vocab_size:,} different ids",
         ),
         field("tokens", f"{t.tokens:,} ({found.tokens_from})"),
-        field("work", f"{t.flops:.3g} FLOPs, {found.steps:,} steps of {t.batch:,} samples, {t.optimizer}"),
+        field("work", f"{t.flops:.3g} FLOPs, {found.steps:,} steps of {t.batch_size:,} samples, {t.optimizer}"),
         "",
         plain_table([_cells(one) for one in found.forecasts], HEADER),
         "",
@@ -74,7 +74,7 @@ def lines(found: TextPlan) -> list[str]:
 
 def _speed(one: Forecast) -> str:
     share = f"{one.utilisation:.1%}" + (" of it, measured" if one.hardware.utilisation is not None else " of it")
-    return f"{quantity(one.hardware.rate(one.precision), 'FLOP/s')} in {one.precision} ({one.hardware.source}), {share}"
+    return f"{quantity(one.hardware.rate(one.dtype), 'FLOP/s')} in {one.dtype} ({one.hardware.source}), {share}"
 
 
 def _cells(one: Forecast) -> list[object]:

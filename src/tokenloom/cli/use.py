@@ -113,7 +113,7 @@ def evaluate_run(run: str, given: dict[str, Any]) -> None:
     theirs = {name: value for name, value in given.items() if name not in EvaluateOptions.__dataclass_fields__}
     began = time.perf_counter()
     with reporting_progress(_progress(own.quiet)):
-        metrics = task.evaluate(own.data, batch=own.batch_size, **theirs)
+        metrics = task.evaluate(own.data, batch_size=own.batch_size, **theirs)
     seconds = time.perf_counter() - began
     if own.json:
         data = task.source if own.data is None else own.data

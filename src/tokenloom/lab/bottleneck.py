@@ -31,14 +31,16 @@ def reversed_by_length(
     steps: int,
     lr: float,
     lengths: Sequence[int] = LENGTHS,
-    batch: int = 64,
+    batch_size: int = 64,
     seed: int = 7,
     tell: Callable[[float], None] = lambda share: None,
 ) -> ByLength:
     """Train on strings of all lengths in turn, and translate 200 new ones of each. All draws from G(seed)."""
     generator = torch.Generator().manual_seed(seed)
-    recipe = {**DEFAULT_RECIPE, "optimizer": "adamw", "lr": lr, "warmup": 50}
-    train_reversal(model, recipe, steps, generator, lambda step: lengths[step % len(lengths)], batch=batch, tell=tell)
+    recipe = {**DEFAULT_RECIPE, "optimizer": "adamw", "lr": lr, "warmup_steps": 50}
+    train_reversal(
+        model, recipe, steps, generator, lambda step: lengths[step % len(lengths)], batch_size=batch_size, tell=tell
+    )
     found = ByLength({}, {})
     for length in lengths:
         strings = torch.randint(0, DIGITS, (200, length), generator=generator)
@@ -72,7 +74,7 @@ def bottleneck(bench: Bench) -> Outcome:
             steps=steps,
             lr=6e-3,
             lengths=lengths,
-            batch=32,
+            batch_size=32,
             seed=bench.seed,
             tell=lambda share, place=place: bench.tell((place + share) / 2),  # type: ignore[misc]
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tokenloom.config import fill
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, shown
 from tokenloom.models.batch import Batch, Stream
@@ -68,7 +69,7 @@ def trained_so(bench: Bench, name: str, number: int, *, mask: Mask | None, shift
     assert isinstance(built, GPT)
     model = Masked(built, mask)
     # The schedule is that of 900 steps, and the training is left near its beginning, at rates that are high still.
-    settings, _ = TrainingSettings(steps=900, eval_every=900).filled(task.recipe())
+    settings, _ = fill(TrainingSettings(steps=900, eval_every=900), task.recipe())
     batches = drawn_batches(task, training, bench.generator(), batch)
     losses: list[float] = []
     for event in fit(task, model, settings, batches if shift else unshifted(batches), Drawn(held.ids, WINDOW)):

@@ -69,12 +69,12 @@ def counted(bench: Bench, *, running: bool = False, both: bool = False, **settin
 
 
 def drawn_batches(
-    task: TextGeneration, training: TextWindows, generator: torch.Generator, batch: int
+    task: TextGeneration, training: TextWindows, generator: torch.Generator, batch_size: int
 ) -> Callable[[int], list[Batch]]:
     """Batches as the chapter draws them: the starts of each step are one `randint`."""
 
     def batches(step: int) -> list[Batch]:
-        starts = torch.randint(len(training.ids) - WINDOW - 1, (batch,), generator=generator).numpy()
+        starts = torch.randint(len(training.ids) - WINDOW - 1, (batch_size,), generator=generator).numpy()
         return [task.collate(training.take(starts), BatchContext(0, step, starts))]
 
     return batches

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenloom.config import fill
 from tokenloom.lab.corpus import WINDOW, Drawn, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench
 from tokenloom.nn.modules import count_parameters
@@ -15,8 +16,15 @@ from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
 STEPS, QUICK_STEPS = 301, 101
-ADAM = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.0, "decay": "matrices", "beta2": 0.999, "clip": 1.0}
-CONSTANT = {"schedule": "linear", "warmup": 0, "decay_fraction": 0.0, "steps": STEPS, "batch": 32}
+ADAM = {
+    "optimizer": "adamw",
+    "lr": 3e-3,
+    "weight_decay": 0.0,
+    "weight_decay_on": "matrices",
+    "beta2": 0.999,
+    "grad_clip": 1.0,
+}
+CONSTANT = {"lr_schedule": "wsd", "warmup_steps": 0, "decay_fraction": 0.0, "steps": STEPS, "batch_size": 32}
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ def _trained(bench: Bench) -> TrainedElman:
     steps = QUICK_STEPS if bench.quick else STEPS
     task, training, held = prepared(bench, model="rnn", context=WINDOW, width=128, depth=1, carry=0)
     task.model = task.build(seed=bench.seed)
-    settings, _ = TrainingSettings(eval_every=steps).filled({**ADAM, **CONSTANT})
+    settings, _ = fill(TrainingSettings(eval_every=steps), {**ADAM, **CONSTANT})
     seed = 1 if bench.own_seed else bench.seed + 1
     batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)
     losses: list[float] = []

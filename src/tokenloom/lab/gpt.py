@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokenloom.config import fill
 from tokenloom.generation.score import Score
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, counted, drawn_batches, prepared
 from tokenloom.lab.elman import chapter_elman
@@ -63,7 +64,7 @@ class Course:
         task.model = task.build(seed=bench.seed)
         windows = Drawn(held.ids, WINDOW)
         first = task.evaluate(samples=windows)["loss"]
-        settings, _ = TrainingSettings(eval_every=EVERY).filled(task.recipe())
+        settings, _ = fill(TrainingSettings(eval_every=EVERY), task.recipe())
         generator = torch.Generator().manual_seed(0 if bench.own_seed else bench.seed + 1)
         self.events = fit(task, task.model, settings, drawn_batches(task, training, generator, 32), windows)
         self.reached = Trained(task, np.asarray(held.ids), first, {}, {}, [], [])

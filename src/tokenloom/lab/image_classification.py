@@ -65,7 +65,7 @@ FEW_TO_MANY = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360)
 def readers(bench: Bench, held: float, models: Sequence[str] = ("vit", "cnn")) -> list[Reader]:
     """4.1's transformer and convolutional network, with a share of the pictures held out."""
     size, steps = ("8", 40) if bench.quick else ("12", 500)
-    common = {"val_fraction": held, "image_size": size, "batch": 32, "steps": steps, **UNCHANGED}
+    common = {"val_fraction": held, "image_size": size, "batch_size": 32, "steps": steps, **UNCHANGED}
     bodies: dict[str, dict[str, Any]] = {
         "vit": {"patch_size": "2" if bench.quick else "3", "pool": "cls", "width": 64, "depth": 3, "heads": 4},
         "cnn": {"width": 32, "depth": 2},
@@ -201,7 +201,7 @@ def patches(bench: Bench) -> Outcome:
 
     def trained(patch: int, steps: int) -> Reader:
         body = {"image_size": str(side), "patch_size": str(patch), "pool": "mean", "width": 48, "depth": 2, "heads": 4}
-        return reader(bench, data, **body, batch=32, steps=steps, warmup=steps // 25, **UNCHANGED)
+        return reader(bench, data, **body, batch_size=32, steps=steps, warmup_steps=steps // 25, **UNCHANGED)
 
     epochs = [trained(patch, steps) for patch in sides]
     middle = epochs[sides.index(2 if bench.quick else 3)]

@@ -51,11 +51,11 @@ def painter(bench: Bench, tokens: str) -> Painter:
 
 def _painter(bench: Bench, tokens: str) -> Painter:
     if tokens == "palette":
-        settings: dict[str, Any] = {"steps": 40 if bench.quick else 400, "batch": 16}
+        settings: dict[str, Any] = {"steps": 40 if bench.quick else 400, "batch_size": 16}
     else:
         settings = {"downsample_factor": 2, "augmentations_per_image": 2, "codebook_size": 16 if bench.quick else 64}
         settings |= {"tokenizer_steps": 40 if bench.quick else 150, "steps": 60 if bench.quick else 300}
-        settings |= {"batch": 32 if bench.quick else 64}
+        settings |= {"batch_size": 32 if bench.quick else 64}
     size, data = ("8", QUICK) if bench.quick else ("12", FULL)
     settings |= {"image_tokenizer": tokens, "image_size": size, "eval_every": settings["steps"], **BODY}
     began = time.process_time()

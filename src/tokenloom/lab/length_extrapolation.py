@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tokenloom.config import fill
 from tokenloom.lab.corpus import CORPUS, WINDOW, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, holds, shown
 from tokenloom.models.batch import Batch, Stream
@@ -29,7 +30,7 @@ def trained(bench: Bench, kind: str, *, width: int, depth: int, steps: int) -> t
     task, training, held = prepared(bench, size="nano", context=WINDOW, width=width, depth=depth, heads=4)
     config = replace(modern_preset(task.tokenizer.vocab_size, WINDOW, width, depth, 4), positions={"kind": kind})
     task.model = GPT(config, bench.seed)
-    settings, _ = TrainingSettings(steps=steps, batch=16, eval_every=steps).filled(task.recipe())
+    settings, _ = fill(TrainingSettings(steps=steps, batch_size=16, eval_every=steps), task.recipe())
     done = 0
     for event in fit(task, task.model, settings, drawn_batches(task, training, bench.generator(), 16), held):
         done += isinstance(event, StepFinished)

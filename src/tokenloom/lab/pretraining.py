@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokenloom.config import fill
 from tokenloom.data.conll import Sentence
 from tokenloom.data.labeled import Labeled, LabeledData
 from tokenloom.data.punctuation import bare_words
@@ -71,11 +72,11 @@ SIZES: dict[str, Any] = {"size": "nano", "context": 64}
 ADAM: dict[str, Any] = {
     "optimizer": "adamw",
     "weight_decay": 0.01,
-    "decay": "matrices",
+    "weight_decay_on": "matrices",
     "beta2": 0.999,
-    "clip": 1.0,
-    "schedule": "linear",
-    "warmup": 10,
+    "grad_clip": 1.0,
+    "lr_schedule": "wsd",
+    "warmup_steps": 10,
     "decay_fraction": 1.0,
 }
 
@@ -146,12 +147,12 @@ def columns(path: Path, sentences: Sequence[Sentence]) -> Path:
     return path
 
 
-def alike_long(samples: Any, batch: int, random: np.random.Generator) -> Any:
+def alike_long(samples: Any, batch_size: int, random: np.random.Generator) -> Any:
     """Keys of a batch of samples of about one length, to save padding."""
-    keys = random.choice(samples.all(), SPREAD * batch)
+    keys = random.choice(samples.all(), SPREAD * batch_size)
     keys = keys[np.argsort(samples.lengths(keys), kind="stable")]
-    begin = batch * int(random.integers(SPREAD))
-    return keys[begin : begin + batch]
+    begin = batch_size * int(random.integers(SPREAD))
+    return keys[begin : begin + batch_size]
 
 
 def masked(task: FillMask, samples: Samples, seed: int) -> Callable[[int], list[Batch]]:
@@ -193,7 +194,7 @@ def train(
     tell: Callable[[float], None] = lambda share: None,
 ) -> None:
     """Train the model that a task holds; only the last weights count."""
-    settings, _ = TrainingSettings(steps=steps, eval_every=steps).filled(recipe)
+    settings, _ = fill(TrainingSettings(steps=steps, eval_every=steps), recipe)
     for event in fit(task, task.model, settings, batches, held):
         if isinstance(event, StepFinished):
             tell(event.step / steps)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenloom.config import fill
 from tokenloom.data.samples import ListSamples
 from tokenloom.generation.beam_search import BeamOptions, beam_search
 from tokenloom.models.batch import Batch, Stream
@@ -48,11 +49,11 @@ class Reversal:
         return {"loss": totals["loss"].value}
 
 
-def drawn(generator: torch.Generator, batch: int, lengths: Callable[[int], int]) -> Callable[[int], list[Batch]]:
+def drawn(generator: torch.Generator, batch_size: int, lengths: Callable[[int], int]) -> Callable[[int], list[Batch]]:
     """A batch of new strings each step; `lengths` gives their length at a step."""
 
     def batches(step: int) -> list[Batch]:
-        return [reversal_batch(torch.randint(0, DIGITS, (batch, lengths(step)), generator=generator))]
+        return [reversal_batch(torch.randint(0, DIGITS, (batch_size, lengths(step)), generator=generator))]
 
     return batches
 
@@ -64,18 +65,18 @@ def train_reversal(
     generator: torch.Generator,
     lengths: Callable[[int], int],
     *,
-    batch: int = 64,
+    batch_size: int = 64,
     tell: Callable[[float], None] = lambda share: None,
 ) -> list[float]:
     """Train on new strings each step, all draws from the generator; the loss of every step, in nats a digit.
 
     recipe: training settings by flat name. tell: told the share of the steps that are done.
     """
-    settings, _ = TrainingSettings(steps=steps, eval_every=steps).filled(recipe)
+    settings, _ = fill(TrainingSettings(steps=steps, eval_every=steps), recipe)
     # The loop measures at its end; what is asked of these rows is measured on strings that the caller draws.
     others = ListSamples(list(torch.randint(0, DIGITS, (8, lengths(0)), generator=torch.Generator().manual_seed(6))))
     losses = []
-    for event in fit(Reversal(), model, settings, drawn(generator, batch, lengths), others):
+    for event in fit(Reversal(), model, settings, drawn(generator, batch_size, lengths), others):
         if isinstance(event, StepFinished):
             losses.append(event.loss)
             tell(len(losses) / steps)

@@ -38,7 +38,7 @@ def reversal(bench: Bench) -> Outcome:
     model = EncoderDecoder(config, seed=bench.seed)
     generator = bench.generator()
     steps = 151 if bench.quick else STEPS
-    recipe = {**CHAPTER_RECIPE, "decay": "matrices"}
+    recipe = {**CHAPTER_RECIPE, "weight_decay_on": "matrices"}
     losses = train_reversal(model, recipe, steps, generator, lambda step: LENGTH, tell=bench.tell)
     strings = torch.randint(0, DIGITS, (TESTS, LENGTH), generator=generator)
     share = share_reversed(model, strings)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenloom.config import fill
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.evaluation.word_similarity import spearman_pmi
@@ -78,11 +79,18 @@ def gensim_vectors(task: WordVectorTask, training: TextWindows, passes: int, see
 
 def own_vectors(task: WordVectorTask, training: TextWindows, passes: int, seed: int) -> NDArray[np.float64]:
     """Vectors (vocab, D) of ours after so many passes; the task has the trained model."""
-    batches = Batches(training, task.collate, batch=BATCH, seed=seed)
+    batches = Batches(training, task.collate, batch_size=BATCH, seed=seed)
     steps = passes * batches.steps_per_epoch
-    recipe = {**DEFAULT_RECIPE, "optimizer": "adamw", "beta2": 0.999, "weight_decay": 0.0, "clip": 0.0, "warmup": 0}
-    recipe |= {"schedule": "linear", "decay_fraction": 1.0, "batch": BATCH, "lr": TRAVEL / steps}
-    settings, _ = TrainingSettings(steps=steps, seed=seed).filled(recipe)
+    recipe = {
+        **DEFAULT_RECIPE,
+        "optimizer": "adamw",
+        "beta2": 0.999,
+        "weight_decay": 0.0,
+        "grad_clip": 0.0,
+        "warmup_steps": 0,
+    }
+    recipe |= {"lr_schedule": "wsd", "decay_fraction": 1.0, "batch_size": BATCH, "lr": TRAVEL / steps}
+    settings, _ = fill(TrainingSettings(steps=steps, seed=seed), recipe)
     task.model = task.build(seed)
     trainer = Trainer(task, task.model, settings, batches)
     for step in range(steps):

@@ -104,20 +104,20 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
     def leave(layer: nn.Module, inputs: object, output: object) -> None:
         inside[0] = None
 
-    if settings.machine.activation_checkpointing:
+    if settings.activation_checkpointing:
         for layer in (part for part in model.modules() if isinstance(part, TransformerLayer)):
             layer.register_forward_pre_hook(enter)
             layer.register_forward_hook(leave)
     device = next(model.parameters()).device
     with (
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        precision_context(settings.machine, device),
+        precision_context(settings, device),
     ):
         terms = task.loss(model, batch.to(device))
     del terms  # only now may what was saved be freed, and its addresses be used again
     kept = list(saved.values())
     trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = hidden_matrices(model) if settings.optimizer.optimizer == "muon" else set()
+    matrices = hidden_matrices(model) if settings.optimizer == "muon" else set()
     one = total_bytes(p for name, p in model.named_parameters() if name in matrices)
     return Memory(
         weights=total_bytes(model.parameters()),
@@ -141,7 +141,7 @@ def seconds_per_step(
     The first, in which all is made that later ones find, does not count.
     """
     # At rate 0 the work is the same, and no rate that the user chose can break the measurement.
-    still = replace(settings, optimizer=replace(settings.optimizer, lr=0.0, muon_lr=0.0))
+    still = replace(settings, lr=0.0, muon_lr=None if settings.muon_lr is None else 0.0)
     trial = Trainer(task, copy.deepcopy(model).train(), still, batches, processes)
 
     def seconds(step: int) -> float:
@@ -164,7 +164,7 @@ def seconds_per_save(model: nn.Module, settings: TrainingSettings, folder: Path)
 
     Raises UserError when there is no room for it.
     """
-    muon = hidden_matrices(model) if settings.optimizer.optimizer == "muon" else set()
+    muon = hidden_matrices(model) if settings.optimizer == "muon" else set()
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     state = {f"{name}/{k}": p.detach().clone() for name, p in trained for k in range(1 if name in muon else 2)}
     with tempfile.TemporaryDirectory(prefix=".tokenloom-", dir=folder) as trial:
@@ -194,7 +194,7 @@ def choose_threads(
     processes of one machine share its cores, and the first decides.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
-    given = settings.machine.threads
+    given = settings.threads
     if on_cpu:
         keep_freed_memory()
     if given is not None:
@@ -209,7 +209,7 @@ def choose_threads(
     threads = processes.run_on_rank0(lambda: min(timed, key=lambda t: timed[t]))
     if threads is not None:
         torch.set_num_threads(threads)
-    return replace(settings, machine=replace(settings.machine, threads=threads)), timed[threads]
+    return replace(settings, threads=threads), timed[threads]
 
 
 @dataclass(frozen=True)
@@ -279,8 +279,8 @@ def make_plan(
         disk = folder
         every = save_interval(seconds, processes.run_on_rank0(lambda: seconds_per_save(model, settings, disk)))
         settings = replace(settings, save_every=min(every, settings.eval_every or every))
-    if settings.schedule.warmup is None:
-        settings = replace(settings, schedule=replace(settings.schedule, warmup=min(100, -(-steps // 20))))
+    if settings.warmup_steps is None:
+        settings = replace(settings, warmup_steps=min(100, -(-steps // 20)))
     longest = max(stream.shape[1] for stream in probe[0].streams.values())
     memory = measure_memory(task, model, settings, probe[0])
     if processes.sharded:

@@ -35,13 +35,13 @@ TOKENS_PER_PARAMETER = 20
 class Training:
     """What is to be trained, and how: all but the machine.
 
-    tokens: in all, over all epochs. batch: samples a step over all devices. accumulate: micro-batches a step.
+    tokens: in all, over all epochs. batch: samples a step over all devices. grad_accum: micro-batches a step.
     """
 
     sizes: Sizes
     tokens: int
-    batch: int
-    accumulate: int = 1
+    batch_size: int
+    grad_accum: int = 1
     optimizer: Optimizer = "muon"
     borders: bool = False
 
@@ -52,7 +52,7 @@ class Training:
 
     def samples(self, devices: int) -> int:
         """The largest number of samples that a device has in a micro-batch."""
-        return -(-self.batch // (self.accumulate * devices))
+        return -(-self.batch_size // (self.grad_accum * devices))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Forecast:
     hardware: Hardware
     devices: int
     mode: Mode
-    precision: Precision
+    dtype: Precision
     activation_checkpointing: bool
     memory: Memory
     workspace: int
@@ -98,29 +98,29 @@ def forecast(
     *,
     devices: int = 1,
     mode: Mode = "one device",
-    precision: Precision | None = None,
+    dtype: Precision | None = None,
     activation_checkpointing: bool = False,
     utilisation: float = UTILISATION,
 ) -> Forecast:
     """Memory from `memory`; tokens a second = devices × peak × utilisation ÷ FLOPs a token.
 
     utilisation: the share of the peak that products reach over the whole training, communication included; that which
-    was measured, where the hardware is this machine. precision: the machine's usual one when None.
+    was measured, where the hardware is this machine. dtype: the machine's usual one when None.
     """
     s = training.sizes
-    precision = hardware.usual if precision is None else precision
-    work = Work(training.samples(devices), precision, activation_checkpointing, training.borders)
+    dtype = hardware.usual if dtype is None else dtype
+    work = Work(training.samples(devices), dtype, activation_checkpointing, training.borders)
     need = memory(s, work, optimizer=training.optimizer, mode=mode, devices=devices)
     space = workspace_bytes(s, work)
     short = max(0, need.total + space - int(hardware.memory * (1 - RESERVE)))
     a_token = flops_per_token(s) + (recomputed_flops_per_token(s) if activation_checkpointing else 0)
     share = utilisation if hardware.utilisation is None else hardware.utilisation
-    rate = devices * hardware.rate(precision) * share / a_token
+    rate = devices * hardware.rate(dtype) * share / a_token
     return Forecast(
         hardware,
         devices,
         mode,
-        precision,
+        dtype,
         activation_checkpointing,
         need,
         space,
@@ -134,7 +134,7 @@ def forecast(
 def remedy(training: Training, found: Forecast, *, most: int = 1 << 17) -> str:
     """What would make a training fit that does not, as options of `train`, the cheapest first: smaller micro-batches,
     then activation checkpointing, then sharding over as few devices as suffice (doubling up to `most`)."""
-    hardware, precision = found.hardware, found.precision
+    hardware, dtype = found.hardware, found.dtype
 
     def fits(change: Training, devices: int, mode: Mode, activation_checkpointing: bool) -> bool:
         return forecast(
@@ -142,15 +142,15 @@ def remedy(training: Training, found: Forecast, *, most: int = 1 << 17) -> str:
             hardware,
             devices=devices,
             mode=mode,
-            precision=precision,
+            dtype=dtype,
             activation_checkpointing=activation_checkpointing,
         ).fits
 
     devices, mode = found.devices, found.mode
     for activation_checkpointing in sorted({found.activation_checkpointing, True}):
-        for accumulate in _doublings(training.accumulate, training.batch // devices):
-            if fits(replace(training, accumulate=accumulate), devices, mode, activation_checkpointing):
-                ways = [f"--accumulate {accumulate}"] if accumulate != training.accumulate else []
+        for grad_accum in _doublings(training.grad_accum, training.batch_size // devices):
+            if fits(replace(training, grad_accum=grad_accum), devices, mode, activation_checkpointing):
+                ways = [f"--grad-accum {grad_accum}"] if grad_accum != training.grad_accum else []
                 ways += (
                     ["--activation-checkpointing"]
                     if activation_checkpointing and not found.activation_checkpointing
@@ -158,8 +158,8 @@ def remedy(training: Training, found: Forecast, *, most: int = 1 << 17) -> str:
                 )
                 return " and ".join(ways)
     for count in _doublings(max(2, devices), most):
-        whole = replace(training, batch=max(count, training.batch), accumulate=1)
-        smallest = replace(whole, accumulate=max(1, whole.batch // count))
+        whole = replace(training, batch_size=max(count, training.batch_size), grad_accum=1)
+        smallest = replace(whole, grad_accum=max(1, whole.batch_size // count))
         for activation_checkpointing in sorted({found.activation_checkpointing, True}):
             if fits(smallest, count, "fully sharded", activation_checkpointing):
                 also = (
@@ -167,7 +167,7 @@ def remedy(training: Training, found: Forecast, *, most: int = 1 << 17) -> str:
                     if activation_checkpointing and not found.activation_checkpointing
                     else ""
                 )
-                return f"--parallel sharded{also}, over {count:,} of them, 1 sample at a time"
+                return f"--parallel fsdp{also}, over {count:,} of them, 1 sample at a time"
     return "a smaller model or context: one sample is too much for any number of them"
 
 
@@ -185,7 +185,7 @@ def forecasts(
     hardware: Hardware,
     *,
     devices: int = 1,
-    precision: Precision | None = None,
+    dtype: Precision | None = None,
     utilisation: float = UTILISATION,
 ) -> list[Forecast]:
     """Every mode that there is on so many devices, without and with activation checkpointing."""
@@ -200,7 +200,7 @@ def forecasts(
                 hardware,
                 devices=count,
                 mode=mode,
-                precision=precision,
+                dtype=dtype,
                 activation_checkpointing=activation_checkpointing,
                 utilisation=utilisation,
             )

@@ -22,7 +22,7 @@ THIS = "this"
 class Hardware:
     """One device.
 
-    peaks: floating-point operations a second at most, by the precision of the products, without sparsity. memory:
+    peaks: floating-point operations a second at most, by the dtype of the products, without sparsity. memory:
     bytes. source: where the figures are from. utilisation: the share of the peak that was measured, None when unknown.
     """
 
@@ -34,16 +34,16 @@ class Hardware:
 
     @property
     def usual(self) -> Literal["float32", "bfloat16"]:
-        """The precision that one trains in on it: bfloat16 where that is clearly faster."""
+        """The dtype that one trains in on it: bfloat16 where that is clearly faster."""
         return "bfloat16" if self.peaks.get("bfloat16", 0) > 1.5 * self.peaks.get("float32", 0) else "float32"
 
-    def rate(self, precision: str) -> float:
-        """The peak in a precision. Raises UserError when none is stated."""
-        if precision not in self.peaks:
+    def rate(self, dtype: str) -> float:
+        """The peak in a dtype. Raises UserError when none is stated."""
+        if dtype not in self.peaks:
             raise UserError(
-                f"--precision {precision}: no rate is known for it on {self.name}, only for {', '.join(self.peaks)}"
+                f"--dtype {dtype}: no rate is known for it on {self.name}, only for {', '.join(self.peaks)}"
             )
-        return self.peaks[precision]
+        return self.peaks[dtype]
 
 
 def _gpu(name: str, float32: float, bfloat16: float, gigabytes: int, source: str) -> Hardware:
@@ -141,7 +141,7 @@ def _machine(name: str, table: Any, where: str) -> Hardware:
 
 
 def this_machine(*, budget: float = 0.3) -> Hardware:
-    """This machine: the rate of one large product, and its memory. Takes about `budget` seconds a precision."""
+    """This machine: the rate of one large product, and its memory. Takes about `budget` seconds a dtype."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(device).total_memory
@@ -153,9 +153,9 @@ def this_machine(*, budget: float = 0.3) -> Hardware:
     return Hardware(f"{THIS} ({name})", peaks, memory, "measured: one product of square matrices")
 
 
-def product_rate(device: torch.device, precision: str, budget: float, width: int = 1024) -> float:
+def product_rate(device: torch.device, dtype: str, budget: float, width: int = 1024) -> float:
     """Operations a second in the product of two square matrices: 2 width³ ÷ the shortest time of a few."""
-    A = torch.randn(width, width, device=device, dtype=getattr(torch, precision))
+    A = torch.randn(width, width, device=device, dtype=getattr(torch, dtype))
     best = float("inf")
     began = time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < budget:

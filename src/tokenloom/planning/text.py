@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tokenloom.config import Options, build, option, refuse_unknown
+from tokenloom.config import Options, build, fill, option, refuse_unknown
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
@@ -22,7 +22,7 @@ from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.tokenizers.base import END
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
-from tokenloom.training.settings import DEFAULT_RECIPE, MachineSettings, OptimizerSettings, TrainingSettings
+from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 # A step of this machine is timed when it is expected to take no longer, in seconds.
 LONGEST_STEP = 5.0
@@ -34,16 +34,16 @@ class PlanSettings(Options):
 
     tokens: int | None = option(None, "tokens to train on, over all epochs; 20 a parameter when there are no data")
     epochs: float | None = option(None, "how often the data are gone through; once when not given")
-    batch: int | None = option(None, "samples a step, over all devices; that of the size when not given")
-    accumulate: int = option(1, "micro-batches that a step is split into, to save memory")
+    batch_size: int | None = option(None, "samples a step, over all devices; that of the size when not given")
+    grad_accum: int = option(1, "micro-batches that a step is split into, to save memory")
     optimizer: Optimizer | None = option(None, "muon keeps 4 bytes a hidden number, adamw 8 of each")
-    precision: Precision | None = option(None, "of the products; the machine's usual one")
+    dtype: Precision | None = option(None, "of the products; the machine's usual one")
     hardware: list[str] = option([], "a machine, this, or a file.toml of your own; may be repeated; all when not given")
     count: int = option(1, "devices of each machine")
     utilisation: float = option(UTILISATION, "share of the peak rate that is reached, where it was not measured")
 
     def check(self) -> None:
-        for name in ("tokens", "batch", "accumulate", "count"):
+        for name in ("tokens", "batch_size", "grad_accum", "count"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
@@ -66,7 +66,7 @@ class TextPlan:
     @property
     def steps(self) -> int:
         """Optimizer steps."""
-        return -(-self.training.tokens // (self.training.batch * self.training.sizes.context))
+        return -(-self.training.tokens // (self.training.batch_size * self.training.sizes.context))
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -78,8 +78,8 @@ class TextPlan:
             "tokens": t.tokens,
             "tokens_from": self.tokens_from,
             "steps": self.steps,
-            "batch": t.batch,
-            "accumulate": t.accumulate,
+            "batch_size": t.batch_size,
+            "grad_accum": t.grad_accum,
             "optimizer": t.optimizer,
             "sizes": vars(t.sizes),
             "forecasts": [_row(one) for one in self.forecasts],
@@ -93,7 +93,7 @@ def _row(one: Forecast) -> dict[str, Any]:
         "source": one.hardware.source,
         "devices": one.devices,
         "mode": one.mode,
-        "precision": one.precision,
+        "dtype": one.dtype,
         "activation_checkpointing": one.activation_checkpointing,
         "weight_bytes": m.weights,
         "gradient_bytes": m.gradients,
@@ -126,21 +126,21 @@ def plan(data: str | None = None, **given: Any) -> TextPlan:
     if task.settings.model != "gpt":
         raise UserError(f"--model {task.settings.model}: plans are for gpt; tokenloom train --dry-run shows others")
     training, where = _training(task, data, own)
-    if own.count * own.accumulate > training.batch:
+    if own.count * own.grad_accum > training.batch_size:
         raise UserError(
-            f"--count {own.count}: a step of --batch {training.batch} samples in --accumulate {own.accumulate} parts"
-            f" leaves devices without any; --batch {own.count * own.accumulate} is the least"
+            f"--count {own.count}: --batch-size {training.batch_size} with --grad-accum {own.grad_accum} leaves devices"
+            f" without samples; --batch-size {own.count * own.grad_accum} is the least"
         )
     if THIS in machines:
-        machines[THIS] = [_this(task, training, own.precision)]
+        machines[THIS] = [_this(task, training, own.dtype)]
     found: list[Forecast] = []
     for machine in (one for some in machines.values() for one in some):
-        known = own.hardware or own.precision in machine.peaks
+        known = own.hardware or own.dtype in machine.peaks
         found += forecasts(
             training,
             machine,
             devices=own.count,
-            precision=own.precision if known else None,
+            dtype=own.dtype if known else None,
             utilisation=own.utilisation,
         )
     return TextPlan(training, where, found)
@@ -169,7 +169,12 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
     recipe = {**DEFAULT_RECIPE, **task.recipe()}
     return (
         Training(
-            sizes, tokens, own.batch or recipe["batch"], own.accumulate, own.optimizer or recipe["optimizer"], borders
+            sizes,
+            tokens,
+            own.batch_size or recipe["batch_size"],
+            own.grad_accum,
+            own.optimizer or recipe["optimizer"],
+            borders,
         ),
         where,
     )
@@ -178,30 +183,33 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
 def _this(task: TextGeneration, training: Training, wanted: Precision | None) -> Hardware:
     """This machine, with the utilisation of one timed step, unless that would take too long or too much memory."""
     (machine,) = find_hardware([THIS])
-    precision = machine.usual if wanted is None or wanted not in machine.peaks else wanted
+    dtype = machine.usual if wanted is None or wanted not in machine.peaks else wanted
     s = training.sizes
-    a_step = flops_per_token(s) * training.batch * s.context
-    need = memory(s, Work(training.samples(1), precision), optimizer=training.optimizer).total
-    if a_step / (0.2 * machine.rate(precision)) > LONGEST_STEP or need > machine.memory / 3:
+    a_step = flops_per_token(s) * training.batch_size * s.context
+    need = memory(s, Work(training.samples(1), dtype), optimizer=training.optimizer).total
+    if a_step / (0.2 * machine.rate(dtype)) > LONGEST_STEP or need > machine.memory / 3:
         return machine
-    settings, _ = TrainingSettings(
-        steps=1000,
-        batch=training.batch,
-        accumulate=training.accumulate,
-        optimizer=OptimizerSettings(optimizer=training.optimizer),
-        machine=MachineSettings(precision=precision),
-    ).filled(DEFAULT_RECIPE)
+    settings, _ = fill(
+        TrainingSettings(
+            steps=1000,
+            batch_size=training.batch_size,
+            grad_accum=training.grad_accum,
+            optimizer=training.optimizer,
+            dtype=dtype,
+        ),
+        DEFAULT_RECIPE,
+    )
     model = task.build(0).to("cuda" if torch.cuda.is_available() else "cpu")
     _, seconds = choose_threads(NextId(), model, settings, lambda step: _random_batches(training, step))
     # Again, with the number of threads that was just chosen.
     (machine,) = find_hardware([THIS])
-    return replace(machine, utilisation=min(1.0, a_step / seconds / machine.rate(precision)))
+    return replace(machine, utilisation=min(1.0, a_step / seconds / machine.rate(dtype)))
 
 
 def _random_batches(training: Training, step: int) -> list[Batch]:
     """The micro-batches of a step, of random ids."""
     s, draw = training.sizes, torch.Generator().manual_seed(step)
-    rows = [training.samples(1)] * training.accumulate
+    rows = [training.samples(1)] * training.grad_accum
     made = [torch.randint(s.vocab_size, (count, s.context + 1), generator=draw) for count in rows]
     return [Batch({"text": Stream(ids=ids[:, :-1])}, {"loss": ids[:, 1:]}) for ids in made]
 

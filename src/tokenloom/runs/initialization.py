@@ -11,20 +11,20 @@ from tokenloom.training.settings import TrainingSettings
 
 
 def initial_run(task: Task, training: TrainingSettings) -> Task | None:
-    """The run that `--init` names, which the task takes over what belongs to the body from; None without one.
+    """The run that `--init-from` names, which the task takes over what belongs to the body from; None without one.
 
-    Raises UserError when there is no such run, when its body is another, and for `--train head` without it.
+    Raises UserError when there is no such run, when its body is another, and for `--freeze backbone` without it.
     """
-    if training.init is None:
-        if training.train == "head":
+    if training.init_from is None:
+        if training.freeze == "backbone":
             raise UserError(
-                "--train head: the readout alone would stand on a body that has learned nothing; --init RUN gives one"
+                "--freeze backbone: the backbone would have random weights; give a run to take it from with --init-from"
             )
         return None
     try:
-        origin = load(training.init)
+        origin = load(training.init_from)
     except UserError as error:
-        raise UserError(f"--init {error}") from error
+        raise UserError(f"--init-from {error}") from error
     task.adopt_config(origin)
     return origin
 
@@ -46,7 +46,7 @@ def initialize_from(task: Task, origin: Task, run: str) -> InitializedFrom:
         mine, theirs = (tuple(side[name].shape) if name in side else None for side in (own, other))
         if mine != theirs:
             ours, of_run = (f"shape {shape}" if shape is not None else "no such tensor" for shape in (mine, theirs))
-            raise UserError(f"--init {run}: the bodies differ: {name} has {of_run} there, and {ours} here")
+            raise UserError(f"--init-from {run}: the bodies differ: {name} has {of_run} there, and {ours} here")
         own[name].copy_(other[name])
     return InitializedFrom(run, len(own) - len(fresh), fresh)
 

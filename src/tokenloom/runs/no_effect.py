@@ -18,15 +18,12 @@ def refuse_without_effect(training: TrainingSettings, derived: Collection[str], 
     derived: names of those that nobody gave. Muon moves the matrices of transformers, and activation checkpointing
     computes their layers again: recurrent and convolutional networks have neither.
     """
-    own = training.optimizer
-    if own.optimizer == "muon" and not hidden_matrices(model):
-        for name, value in (("optimizer", "muon"), ("muon_lr", own.muon_lr)):
+    if training.optimizer == "muon" and not hidden_matrices(model):
+        for name, value in (("optimizer", "muon"), ("muon_lr", training.muon_lr)):
             if value is not None and name not in derived:
                 raise UserError(
                     f"--{name.replace('_', '-')} {value} has no effect here, where no matrix of a transformer is"
                     " trained: leave it out"
                 )
-    if training.machine.activation_checkpointing and not any(
-        isinstance(part, TransformerLayer) for part in model.modules()
-    ):
+    if training.activation_checkpointing and not any(isinstance(part, TransformerLayer) for part in model.modules()):
         raise UserError("--activation-checkpointing has no effect on a model without transformer layers: leave it out")

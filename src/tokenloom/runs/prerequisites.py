@@ -35,7 +35,7 @@ def train_prerequisites(
 def _train_stage(
     fitting: TrainingSession, name: str, stage: Prerequisite, begin: Callable[..., TrainingSession]
 ) -> Generator[Event, None, bool]:
-    training, machine = fitting.training, fitting.training.machine
+    training = fitting.training
     same: dict[str, Any] = {
         "out": None if fitting.folder is None else prerequisite_folder(fitting.folder.path, name),
         "overwrite": fitting.overwrite,
@@ -43,9 +43,9 @@ def _train_stage(
         "dry_run": fitting.dry_run,
         "stop": fitting.stop,
         "seed": training.seed,
-        "device": machine.device,
-        "threads": machine.threads,
-        "parallel": machine.parallel,
+        "device": training.device,
+        "threads": training.threads,
+        "parallel": training.parallel,
     }
     earlier = fitting.processes.run_on_all(
         lambda: begin(fitting.processes, fitting.data, task=stage.task, **same, **stage.settings)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenloom.config import build, flatten, refuse_unknown
+from tokenloom.config import build, fill, flatten, refuse_unknown
 from tokenloom.errors import UserError
 from tokenloom.planning.estimate import Plan, make_plan
 from tokenloom.runs.counted import count, measure, refuse_idle
@@ -47,7 +47,7 @@ from tokenloom.training.loop import fit as run_loop
 from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 # What a run may change when it goes on: how long it trains, and on what.
-FREE = ("steps", "device", "threads", "parallel", "activation_checkpointing", "save_every", "keep")
+FREE = ("steps", "device", "threads", "parallel", "activation_checkpointing", "save_every", "keep_checkpoints")
 
 
 @dataclass
@@ -101,7 +101,7 @@ class TrainingSession:
         if counted is not None:
             yield counted
         else:
-            self.training, taken = self.training.filled({**DEFAULT_RECIPE, **self.task.recipe(material)})
+            self.training, taken = fill(self.training, {**DEFAULT_RECIPE, **self.task.recipe(material)})
             started = self._build()
             if not self.resume:
                 refuse_without_effect(self.training, taken, self.task.model)
@@ -130,8 +130,7 @@ class TrainingSession:
             self.folder.write_config(self.task, self.name, self.data, self.training)
 
     def _counted(self, material: PreparedData) -> Counted:
-        machine = self.training.machine
-        return count(self.task, material, self.processes.device(machine.device), machine.threads)
+        return count(self.task, material, self.processes.device(self.training.device), self.training.threads)
 
     def _measured(self, material: PreparedData, counted: Counted) -> Iterator[Event]:
         """What there is to a training without steps: the model is measured and kept."""
@@ -152,14 +151,14 @@ class TrainingSession:
 
     def _build(self) -> InitializedFrom | None:
         """The model, with the weights that it starts from; what it is told of them."""
-        device = self.processes.run_on_all(lambda: self.processes.device(self.training.machine.device))
+        device = self.processes.run_on_all(lambda: self.processes.device(self.training.device))
         self.task.model = self.task.build(self.training.seed)
         started = None
         if self.origin is not None:
-            assert self.training.init is not None
-            started = initialize_from(self.task, self.origin, self.training.init)
+            assert self.training.init_from is not None
+            started = initialize_from(self.task, self.origin, self.training.init_from)
             self.origin = None
-        if self.training.train == "head":
+        if self.training.freeze == "backbone":
             freeze_backbone(self.task)
         self.task.model.to(device)
         return started
@@ -170,7 +169,7 @@ class TrainingSession:
         batches = processes.run_on_all(lambda: self._batches(material))
         derived = {**self.task.derived(), **taken}
         # Measuring takes the forward third of the work of training.
-        cost = len(material.validation.all()) / (3 * batches.batch)
+        cost = len(material.validation.all()) / (3 * batches.batch_size)
         disk = None if self.folder is None else self.folder.disk
         plan = make_plan(
             self.task,
@@ -189,19 +188,19 @@ class TrainingSession:
 
     def _batches(self, material: PreparedData) -> Batches:
         t = self.training
-        assert t.batch is not None
-        size, share = min(t.batch, len(material.training)), (self.processes.rank, self.processes.world_size)
+        assert t.batch_size is not None
+        size, share = min(t.batch_size, len(material.training)), (self.processes.rank, self.processes.world_size)
         if size < share[1]:
             raise UserError(
-                f"--batch {t.batch}: {share[1]} processes need a sample each at a step, and there are {size}"
+                f"--batch-size {t.batch_size}: {share[1]} processes need a sample each at a step, and there are {size}"
             )
         samples, collate = material.training, self.task.collate
-        return Batches(samples, collate, batch=size, seed=t.seed, accumulate=t.accumulate, share=share)
+        return Batches(samples, collate, batch_size=size, seed=t.seed, grad_accum=t.grad_accum, share=share)
 
     def _loop(self, material: PreparedData, baseline: Baseline | None) -> Iterator[Event]:
         folder, run = self.folder, None
         if folder is not None:
-            run = Run(Checkpoints(folder.checkpoints, self.training.keep), folder.weights)
+            run = Run(Checkpoints(folder.checkpoints, self.training.keep_checkpoints), folder.weights)
         journal = None if folder is None else MetricsLogger(folder, self.training)
         best: dict[str, Tensor] = {}
         events = run_loop(
@@ -314,9 +313,9 @@ def _begin(
         refuse_idle(settings, processes)
     origin = initial_run(instance, training)
     processes = _in_mode(processes, training, source)
-    if processes is SINGLE_PROCESS and training.machine.parallel is not None:
+    if processes is SINGLE_PROCESS and training.parallel is not None:
         raise UserError(
-            f"--parallel {training.machine.parallel}: is for several processes, and this is one:"
+            f"--parallel {training.parallel}: is for several processes, and this is one:"
             " torchrun --nproc-per-node=2 -m tokenloom train …"
         )
     if dry_run:
@@ -340,12 +339,12 @@ def _begin(
 
 def _in_mode(processes: ProcessGroup, training: TrainingSettings, source: str | None) -> ProcessGroup:
     """The processes as the settings want them. Raises UserError for a device or data that they cannot have."""
-    processes.device(training.machine.device)
+    processes.device(training.device)
     if not isinstance(processes, DistributedGroup):
         return processes
     if source == "-" and processes.world_size > 1:
         raise UserError("standard input cannot be read by several processes: give a file")
-    return processes.mode(training.machine.parallel)
+    return processes.mode(training.parallel)
 
 
 def _resumed(

@@ -93,13 +93,15 @@ class Classification(Task):
             showing.draw(tables["confusion"], folder)
         return tables
 
-    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, Any]:
+    def evaluate(
+        self, data: str | None = None, *, batch_size: int = 64, samples: Samples | None = None
+    ) -> dict[str, Any]:
         """As every task does, with tables by class, the confusion matrix and the calibration."""
         if samples is None:
             source = self.source if data is None else data
             assert source is not None
             samples = self.prepare(source).validation if data is None else self.load_samples(source)
-        return {**super().evaluate(batch=batch, samples=samples), **self._tables(samples)}
+        return {**super().evaluate(batch_size=batch_size, samples=samples), **self._tables(samples)}
 
     def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
         lines = showing.summary_lines(metrics, self.things)

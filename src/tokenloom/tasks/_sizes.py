@@ -25,10 +25,17 @@ def rates(width: int) -> dict[str, float]:
 
 
 def _dial(
-    depth: int, width: int, heads: int, context: int, batch: int, dropout: float = 0.0, **lr: float
+    depth: int, width: int, heads: int, context: int, batch_size: int, dropout: float = 0.0, **lr: float
 ) -> SizePreset:
     sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
-    recipe = {"batch": batch, **rates(width), "weight_decay": 0.05, "decay_fraction": 1.0, "minutes": 5.0, **lr}
+    recipe = {
+        "batch_size": batch_size,
+        **rates(width),
+        "weight_decay": 0.05,
+        "decay_fraction": 1.0,
+        "minutes": 5.0,
+        **lr,
+    }
     return SizePreset(sizes, dropout, recipe)
 
 

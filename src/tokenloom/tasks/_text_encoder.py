@@ -37,7 +37,7 @@ GENTLE: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01
 
 @dataclass(frozen=True)
 class EncoderSettings(Options):
-    """How text becomes tokens, and the model's sizes; None = derived, or taken over from the run of `--init`."""
+    """How text becomes tokens, and the model's sizes; None = derived, or taken over from the run of `--init-from`."""
 
     size: str = option("small", "how large a model: nano, tiny, small, medium or large; sets what is not given below")
     preset: Literal["modern", "classic"] = option("modern", "parts of the model: modern, or as in the textbook")
@@ -85,7 +85,7 @@ class TextEncoderTask(Task):
         return self._tokenizer
 
     def train_tokenizer(self, texts: Sequence[str], alphabet: Sequence[str] = ()) -> None:
-        """Learn it from the training texts, unless there is one: of a loaded run, or of the run of `--init`.
+        """Learn it from the training texts, unless there is one: of a loaded run, or of the run of `--init-from`.
 
         alphabet: texts whose characters it should know, though nothing else is learned from them.
         """
@@ -135,7 +135,7 @@ class TextEncoderTask(Task):
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         recipe = {**size_preset(self.settings.size).recipe, **(GENTLE if self._adopted else {})}
-        steps = self.most_epochs * -(-len(material.training) // recipe["batch"])
+        steps = self.most_epochs * -(-len(material.training) // recipe["batch_size"])
         return {**recipe, "steps": steps} if steps < SHORT else recipe
 
     def build(self, seed: int) -> Encoder:
@@ -145,7 +145,7 @@ class TextEncoderTask(Task):
 
     def adopt_config(self, origin: Task) -> None:
         if not isinstance(origin, TextEncoderTask):
-            raise UserError(f"--init: {with_article(origin.name)} run has no encoder, which {self.name} needs")
+            raise UserError(f"--init-from: {with_article(origin.name)} run has no encoder, which {self.name} needs")
         s, plain = self.settings, self.Settings()
         kind, specials = origin.tokenizer.kind, len(origin.tokenizer.specials)
         theirs = {name: getattr(origin.settings, name) for name in ("size", "preset", *SIZES)}
@@ -153,9 +153,7 @@ class TextEncoderTask(Task):
         for name, value in told.items():
             given = getattr(s, name)
             if given not in (getattr(plain, name), value):
-                raise UserError(
-                    f"--{name.replace('_', '-')} {given}: the run that --init names has {value}; leave it out"
-                )
+                raise UserError(f"--{name.replace('_', '-')} {given}: the run of --init-from has {value}; leave it out")
         self._tokenizer, self._adopted = origin.tokenizer, True
         self.settings = replace(s, **theirs)
 

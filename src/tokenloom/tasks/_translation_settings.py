@@ -19,15 +19,15 @@ CHAPTER_RECIPE: dict[str, Any] = {
     "lr": 3e-3,
     "weight_decay": 0.0,
     "beta2": 0.999,
-    "clip": 0.0,
-    "schedule": "linear",
-    "warmup": 0,
+    "grad_clip": 0.0,
+    "lr_schedule": "wsd",
+    "warmup_steps": 0,
     "decay_fraction": 0.0,
 }
 
 
 def _size(depth: int, width: int, heads: int, dropout: float) -> SizePreset:
-    recipe = {"batch": 64, **rates(width), "weight_decay": 0.05, "decay_fraction": 1.0, "minutes": 5.0}
+    recipe = {"batch_size": 64, **rates(width), "weight_decay": 0.05, "decay_fraction": 1.0, "minutes": 5.0}
     return SizePreset({"depth": depth, "width": width, "heads": heads}, dropout, recipe)
 
 

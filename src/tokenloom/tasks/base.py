@@ -177,7 +177,7 @@ class Task(ABC):
         Raises UserError where this task's models have no body that others share, and with the first setting that asks
         for something else.
         """
-        raise UserError(f"--init: {with_article(self.name)} model cannot start from another run")
+        raise UserError(f"--init-from: {with_article(self.name)} model cannot start from another run")
 
     def adapt_tensor(self, name: str, value: Tensor, origin: Task) -> Tensor:
         """A tensor of the other run's body as it fits into this model: by default the same. Positions of another
@@ -297,17 +297,19 @@ class Task(ABC):
         self.model.to(choose_device(device))
         return self
 
-    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
+    def evaluate(
+        self, data: str | None = None, *, batch_size: int = 64, samples: Samples | None = None
+    ) -> dict[str, float]:
         """Metrics over a whole validation split: that of `data` (see `load_samples`), or explicit samples.
 
         Deterministic, and independent of the batch size. data: None measures on what the run was trained on. Raises
         NoTargets when nothing in it can be measured.
         """
-        if batch < 1:
-            raise UserError(f"--batch {batch}: must be at least 1")
+        if batch_size < 1:
+            raise UserError(f"--batch-size {batch_size}: must be at least 1")
         if samples is None:
             samples = self.prepare(self.source).validation if data is None else self.load_samples(data)
-        return self.metrics(evaluate(self, self.model, samples, batch=batch))
+        return self.metrics(evaluate(self, self.model, samples, batch_size=batch_size))
 
     def measured(self, context: str | None = None) -> PerSampleLoss:
         """The loss of each validation sample, so that runs can be compared in pairs.

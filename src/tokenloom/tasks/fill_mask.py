@@ -58,7 +58,7 @@ class FillMask(TextEncoderTask):
     """Predict tokens that were taken out of a text, from both sides."""
 
     name = "fill-mask"
-    summary = "train an encoder on any text by filling in tokens; the run can be gone on from, with --init"
+    summary = "train an encoder on any text by filling in tokens; the run can be gone on from, with --init-from"
     Settings = FillMaskSettings
     models: ClassVar[Mapping[str, str]] = {
         "encoder": "bidirectional transformer; 15 % of the tokens are asked for, drawn anew each epoch"
@@ -261,7 +261,7 @@ class FillMask(TextEncoderTask):
         text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12, "utf-8")
         lines = folder / "lines.txt"
         lines.write_text("".join(f"{'One, two, three, four, five'[: 5 + n]}.\n" for n in range(20)), "utf-8")
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "char"}
+        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch_size": 4, "tokenizer": "char"}
         return {
             "windows": Example(str(text), tiny),
             "lines": Example(str(lines), {**tiny, "context": 32, "preset": "classic", "lines": True}),

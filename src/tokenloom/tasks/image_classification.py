@@ -257,8 +257,8 @@ class ImageClassification(Classification):
         steps = max(MIN_STEPS, round(min(_epochs(n), max_epochs) * -(-n // batch)))
         rates: dict[str, Any] = {"muon_lr": 0.02, "lr": 3e-3, "weight_decay": 0.05}
         if self.settings.model == "cnn":
-            rates = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05, "decay": "all"}
-        return {**rates, "batch": batch, "steps": steps, "decay_fraction": 1.0}
+            rates = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05, "weight_decay_on": "all"}
+        return {**rates, "batch_size": batch, "steps": steps, "decay_fraction": 1.0}
 
     def derived(self) -> dict[str, Any]:
         c = self.model_config
@@ -427,7 +427,7 @@ class ImageClassification(Classification):
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:
         table = stripes(folder)
-        tiny = {"width": 16, "depth": 2, "batch": 4}
+        tiny = {"width": 16, "depth": 2, "batch_size": 4}
         no_padding = dict.fromkeys(
             ("padded left = unpadded", "padded right = unpadded"), "a convolutional network reads whole images only"
         )

@@ -269,7 +269,7 @@ class ImageGeneration(Task):
         batch = max(4, min(64, round(TOKENS_PER_STEP / tokens)))
         epochs = EPOCHS if self.lossy else min(EPOCHS, max(1.0, TOKENS_PER_IMAGE / tokens))
         steps = max(MIN_STEPS, round(epochs * -(-len(material.training) // batch)))
-        return {"batch": batch, "steps": steps, "decay_fraction": 1.0}
+        return {"batch_size": batch, "steps": steps, "decay_fraction": 1.0}
 
     def derived(self) -> dict[str, Any]:
         c = self.config
@@ -326,12 +326,14 @@ class ImageGeneration(Task):
             draw_sheet(pixels, folder / "samples.png", captions=classes if any(classes) else [])
         return self._baselines(material)
 
-    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, Any]:
+    def evaluate(
+        self, data: str | None = None, *, batch_size: int = 64, samples: Samples | None = None
+    ) -> dict[str, Any]:
         """Return the metrics; on the run's own split with those of the baselines."""
         if samples is not None or data is not None:
-            return super().evaluate(data, batch=batch, samples=samples)
+            return super().evaluate(data, batch_size=batch_size, samples=samples)
         material = self.prepare(self.source)
-        return {**super().evaluate(batch=batch, samples=material.validation), **self._baselines(material)}
+        return {**super().evaluate(batch_size=batch_size, samples=material.validation), **self._baselines(material)}
 
     def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
         m = metrics
@@ -481,7 +483,7 @@ class ImageGeneration(Task):
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:
-        sizes = {"width": 16, "depth": 2, "heads": 2, "batch": 8}
+        sizes = {"width": 16, "depth": 2, "heads": 2, "batch_size": 8}
         vq = {"image_tokenizer": "vq", "codebook_size": 8, "tokenizer_steps": 3, "augmentations_per_image": 2}
         return {
             "palette": Example("digits", {**sizes, "image_tokenizer": "palette", "palette_size": 4}),

@@ -128,7 +128,7 @@ class ImageTokenizerTask(Task):
         return VQTokenizer(self.model)
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        return {"steps": STEPS, "batch": 64, "lr": 3e-3, "weight_decay": 0.0, "optimizer": "adamw"}
+        return {"steps": STEPS, "batch_size": 64, "lr": 3e-3, "weight_decay": 0.0, "optimizer": "adamw"}
 
     def derived(self) -> dict[str, Any]:
         c = self.config
@@ -252,5 +252,5 @@ class ImageTokenizerTask(Task):
 
     @classmethod
     def examples(cls, folder: Path) -> Mapping[str, Example]:
-        settings = {"codebook_size": 8, "hidden_channels": 8, "code_dim": 4, "batch": 8}
+        settings = {"codebook_size": 8, "hidden_channels": 8, "code_dim": 4, "batch_size": 8}
         return {"vqvae": Example("digits", settings)}

@@ -40,7 +40,7 @@ SMOOTHING, HIDE, GRAMS, DROPOUT = 0.05, 0.1, 2, 0.2
 FEW = 20_000
 # A few passes are enough, but very few texts need more to get anywhere.
 EPOCHS, LEAST_STEPS, MOST_EPOCHS = 5, 300, 30
-RECIPE: dict[str, Any] = {"muon_lr": 0.01, "decay": "all", "weight_decay": 0.1, "beta2": 0.98}
+RECIPE: dict[str, Any] = {"muon_lr": 0.01, "weight_decay_on": "all", "weight_decay": 0.1, "beta2": 0.98}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class TextClassification(Classification, TextEncoderTask):
         recipe = {**super().recipe(material), **RECIPE}
         batch = 32 if len(material.training) < FEW else 64
         epoch = -(-len(material.training) // batch)
-        return {**recipe, "batch": batch, "steps": min(max(EPOCHS * epoch, LEAST_STEPS), MOST_EPOCHS * epoch)}
+        return {**recipe, "batch_size": batch, "steps": min(max(EPOCHS * epoch, LEAST_STEPS), MOST_EPOCHS * epoch)}
 
     def derived(self) -> dict[str, Any]:
         s: TextClassificationSettings = self.settings
@@ -329,7 +329,7 @@ class TextClassification(Classification, TextEncoderTask):
             ]
         table = folder / "things.csv"
         table.write_text("\n".join(rows), "utf-8")
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "char"}
+        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch_size": 4, "tokenizer": "char"}
         no_steps = "naive Bayes is counted in one pass"
         without = {
             "fused = explicit": "naive Bayes has no attention",

@@ -208,7 +208,7 @@ class TextGeneration(TextDecoderTask):
         recipe = self.kind.recipe(self.settings)
         if material is None or "steps" in recipe:
             return recipe
-        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
+        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch_size"])
         # A short text is soon known by heart: then the passes over it are the measure, and not the minutes.
         return {**recipe, "steps": steps} if steps < SHORT else recipe
 
@@ -277,14 +277,14 @@ class TextGeneration(TextDecoderTask):
         self,
         data: str | None = None,
         *,
-        batch: int = 64,
+        batch_size: int = 64,
         samples: Samples | None = None,
         context: str | int | None = None,
     ) -> dict[str, float]:
         """See `Task.evaluate`. context: how much of the text before it each token is predicted from; see
         `MeasuringOptions`."""
         if context is None:
-            return super().evaluate(data, batch=batch, samples=samples)
+            return super().evaluate(data, batch_size=batch_size, samples=samples)
         if samples is not None:
             raise UserError("samples say by themselves what is before a token: leave out the context")
         window = checked_window(context, self.kind.largest(self.model_config))
@@ -293,7 +293,7 @@ class TextGeneration(TextDecoderTask):
         self._window = math.inf if window is None else window
         try:
             if window is not None:
-                return super().evaluate(batch=batch, samples=TextWindows(ids, window))
+                return super().evaluate(batch_size=batch_size, samples=TextWindows(ids, window))
             return self.metrics(self._running_totals(ids))
         finally:
             self._window = None
@@ -364,8 +364,8 @@ class TextGeneration(TextDecoderTask):
     def examples(cls, folder: Path) -> Mapping[str, Example]:
         text = folder / "rhyme.txt"
         text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12, "utf-8")
-        recurrent = {"context": 16, "width": 16, "batch": 4}
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 4}
+        recurrent = {"context": 16, "width": 16, "batch_size": 4}
+        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch_size": 4}
         return {
             "modern": Example(str(text), tiny),
             "classic": Example(str(text), {**tiny, "preset": "classic"}),

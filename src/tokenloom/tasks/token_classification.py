@@ -387,5 +387,5 @@ class TokenClassification(TextEncoderTask):
         text = "\n\n".join("\n".join(rows[n % 3 : 4 + n % 4] + rows[: n % 5]) for n in range(24))
         names = folder / "names.conll"
         names.write_text(text, "utf-8")
-        tiny = {"context": 24, "width": 16, "depth": 2, "heads": 2, "batch": 4, "tokenizer": "char"}
+        tiny = {"context": 24, "width": 16, "depth": 2, "heads": 2, "batch_size": 4, "tokenizer": "char"}
         return {"names": Example(str(names), tiny)}

@@ -246,8 +246,8 @@ class Translation(Seq2SeqTask):
             # Muon is for the matrices of a transformer.
             recipe = {k: v for k, v in recipe.items() if k != "muon_lr"} | {"optimizer": "adamw"}
         elif s.preset == "classic":
-            recipe = {**CHAPTER_RECIPE, "batch": recipe["batch"], "minutes": recipe["minutes"]}
-        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch"])
+            recipe = {**CHAPTER_RECIPE, "batch_size": recipe["batch_size"], "minutes": recipe["minutes"]}
+        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch_size"])
         return {**recipe, "steps": steps} if steps < SHORT else recipe
 
     # Model, loss and metrics.
@@ -308,7 +308,7 @@ class Translation(Seq2SeqTask):
         self,
         data: str | None = None,
         *,
-        batch: int = 64,
+        batch_size: int = 64,
         samples: Samples | None = None,
         target: str | None = None,
     ) -> dict[str, float]:
@@ -321,7 +321,7 @@ class Translation(Seq2SeqTask):
             raise UserError(f"--target {target}: is for --data FILE, whose lines are the sources")
         if samples is None:
             samples = self.prepare(self.source).validation if data is None else self.load_samples(data, target)
-        metrics = super().evaluate(batch=batch, samples=samples)
+        metrics = super().evaluate(batch_size=batch_size, samples=samples)
         coded: Sequence[Coded] = samples.take(samples.all())
         texts = [one.text for one in self.translations([one.source for one in coded])]
         references = [one.pair.target for one in coded]
@@ -386,7 +386,7 @@ class Translation(Seq2SeqTask):
         table = folder / "reversed.csv"
         words = [f"{'abcdefgh'[i % 8]}{'xyz'[i % 3]}{'mno'[i % 5 % 3]}"[: 2 + i % 2] + "k" * (i % 4) for i in range(48)]
         table.write_text("source,target\n" + "".join(f"{w},{w[::-1]}\n" for w in words), "utf-8")
-        tiny = {"width": 16, "depth": 2, "batch": 8}
+        tiny = {"width": 16, "depth": 2, "batch_size": 8}
         return {
             "transformer": Example(str(table), {**tiny, "heads": 2}),
             "rnn": Example(str(table), {**tiny, "model": "rnn", "vocabularies": "separate"}),

@@ -199,11 +199,11 @@ class WordVectorTask(Task):
             "lr": round(lr, 4),
             "beta2": 0.999,
             "weight_decay": 0.0,
-            "clip": 0.0,
-            "schedule": "linear",
-            "warmup": 0,
+            "grad_clip": 0.0,
+            "lr_schedule": "wsd",
+            "warmup_steps": 0,
             "decay_fraction": 1.0,
-            "batch": batch,
+            "batch_size": batch,
             "steps": steps,
         }
 
@@ -234,11 +234,13 @@ class WordVectorTask(Task):
         loss = totals["loss"]
         return {"loss": loss.value, "loss_ci95": loss.interval(), "num_targets": loss.count}
 
-    def evaluate(self, data: str | None = None, *, batch: int = 64, samples: Samples | None = None) -> dict[str, float]:
+    def evaluate(
+        self, data: str | None = None, *, batch_size: int = 64, samples: Samples | None = None
+    ) -> dict[str, float]:
         """Return the metrics, with the Spearman correlation between cosine similarity and PMI."""
         if samples is None:
             samples = self.prepare(self.source).validation if data is None else self.load_samples(data)
-        metrics = super().evaluate(batch=batch, samples=samples)
+        metrics = super().evaluate(batch_size=batch_size, samples=samples)
         if isinstance(samples, TextWindows):
             ids = np.asarray(samples.ids, np.int64)
             rho, pairs = spearman_pmi(self.vectors.astype(np.float64), ids, self.settings.window)
@@ -397,7 +399,7 @@ class WordVectorTask(Task):
         for number in range(6):
             line = f"def getItem_{number}(selfName, item_key):\n    return selfName.items[item_key]\n"
             (code / f"{number}.py").write_text(line * 12, "utf-8")
-        tiny = {"dim": 8, "window": 3, "min_count": 2, "subsample": 0.1, "batch": 4}
+        tiny = {"dim": 8, "window": 3, "min_count": 2, "subsample": 0.1, "batch_size": 4}
         return {
             "skip-gram": Example(str(text), tiny),
             "cbow": Example(str(code), {**tiny, "model": "cbow", "word_rule": "code"}),

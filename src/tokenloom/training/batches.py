@@ -51,7 +51,7 @@ class Batches:
     An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly. Samples that
     have `lengths` are put together with others of about their length, so that little is padded.
 
-    batch: samples a step. accumulate: micro-batches a step; a batch of fewer samples gives one for each. share: (rank,
+    batch: samples a step. grad_accum: micro-batches a step; a batch of fewer samples gives one for each. share: (rank,
     world) of this process; it gets its slice of every batch, and reads no other samples. All processes get as many
     micro-batches; where there are too few samples for all, some are of samples of its own in which nothing counts.
 
@@ -63,19 +63,19 @@ class Batches:
         samples: Samples,
         collate: Collate,
         *,
-        batch: int,
+        batch_size: int,
         seed: int,
-        accumulate: int = 1,
+        grad_accum: int = 1,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        if min(len(samples), batch) < share[1] or accumulate < 1:
+        if min(len(samples), batch_size) < share[1] or grad_accum < 1:
             raise ValueError(
-                f"no batches from {len(samples)} samples, {batch} a step in {accumulate} micro-batches,"
+                f"no batches from {len(samples)} samples, {batch_size} a step in {grad_accum} micro-batches,"
                 f" for {share[1]} process(es)"
             )
         self.samples, self.collate, self.share = samples, collate, share
-        self.batch, self.seed, self.accumulate = batch, seed, accumulate
-        self.steps_per_epoch = -(-len(samples) // batch)
+        self.batch_size, self.seed, self.grad_accum = batch_size, seed, grad_accum
+        self.steps_per_epoch = -(-len(samples) // batch_size)
         self._order = lru_cache(maxsize=2)(self._plan)
 
     def _plan(self, epoch: int) -> Keys:
@@ -83,19 +83,21 @@ class Batches:
         keys = self.samples.epoch(self.seed, epoch)
         lengths = lengths_of(self.samples, keys)
         return (
-            keys if lengths is None else bucketed(keys, lengths, self.batch, generator_for(self.seed, epoch, 0x50_F7))
+            keys
+            if lengths is None
+            else bucketed(keys, lengths, self.batch_size, generator_for(self.seed, epoch, 0x50_F7))
         )
 
     def keys(self, step: int) -> Keys:
         """Which samples the step learns from, in order, in all processes together."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        return self._order(epoch)[index * self.batch : (index + 1) * self.batch]
+        return self._order(epoch)[index * self.batch_size : (index + 1) * self.batch_size]
 
     def __call__(self, step: int) -> list[Batch]:
         rank, world = self.share
         slices = np.array_split(self.keys(step), world)
         # As many micro-batches as the smallest slice has samples for: the same number in all processes.
-        count = max(1, min(self.accumulate, len(slices[-1])))
+        count = max(1, min(self.grad_accum, len(slices[-1])))
         parts = np.array_split(slices[rank], count)
         return [self._collate(part, step) if len(part) else self._nothing() for part in parts]
 
@@ -114,7 +116,7 @@ class Batches:
 
         How a batch is cut into micro-batches makes no difference to it.
         """
-        return fingerprint_of((self.samples.fingerprint(), self._order(0), self.batch, self.seed))
+        return fingerprint_of((self.samples.fingerprint(), self._order(0), self.batch_size, self.seed))
 
 
 def lengths_of(samples: Samples, keys: Keys) -> NDArray[np.int64] | None:
@@ -123,18 +125,18 @@ def lengths_of(samples: Samples, keys: Keys) -> NDArray[np.int64] | None:
     return None if lengths is None else np.asarray(lengths(keys), dtype=np.int64)
 
 
-def bucketed(keys: Keys, lengths: NDArray[np.int64], batch: int, random: np.random.Generator) -> Keys:
+def bucketed(keys: Keys, lengths: NDArray[np.int64], batch_size: int, random: np.random.Generator) -> Keys:
     """The same keys, so that each batch holds samples of about one length, in random order of batches.
 
     Pools of `POOL` batches are sorted by length and cut; a last batch that is not full stays the last.
     """
-    pools = range(0, len(keys), POOL * batch)
-    order = np.concatenate([s + np.argsort(lengths[s : s + POOL * batch], kind="stable") for s in pools])
-    full = len(keys) // batch
+    pools = range(0, len(keys), POOL * batch_size)
+    order = np.concatenate([s + np.argsort(lengths[s : s + POOL * batch_size], kind="stable") for s in pools])
+    full = len(keys) // batch_size
     # The batch that is not full takes from the whole pool, and not its longest alone.
-    left = np.sort(random.permutation(order[(pools[-1]) :])[: len(keys) - full * batch])
+    left = np.sort(random.permutation(order[(pools[-1]) :])[: len(keys) - full * batch_size])
     rest = order[~np.isin(order, left)]
-    batches = rest.reshape(full, batch)[random.permutation(full)]
+    batches = rest.reshape(full, batch_size)[random.permutation(full)]
     chosen: Keys = keys[np.concatenate([batches.reshape(-1), left])]
     return chosen
 
@@ -153,7 +155,7 @@ def add_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     return counts
 
 
-def evaluation_keys(samples: Samples, batch: int, share: tuple[int, int] = (0, 1)) -> Iterator[Keys]:
+def evaluation_keys(samples: Samples, batch_size: int, share: tuple[int, int] = (0, 1)) -> Iterator[Keys]:
     """Everything once, in batches whose size makes no difference to the result: in order, or from short to long where
     samples have `lengths`.
 
@@ -163,13 +165,13 @@ def evaluation_keys(samples: Samples, batch: int, share: tuple[int, int] = (0, 1
     keys = samples.all()
     lengths = lengths_of(samples, keys)
     slices = np.array_split(keys if lengths is None else keys[np.argsort(lengths, kind="stable")], share[1])
-    for start in range(0, len(slices[0]), batch):
-        yield slices[share[0]][start : start + batch]
+    for start in range(0, len(slices[0]), batch_size):
+        yield slices[share[0]][start : start + batch_size]
 
 
-def evaluation_batches(samples: Samples, collate: Collate, batch: int) -> Iterator[Batch]:
+def evaluation_batches(samples: Samples, collate: Collate, batch_size: int) -> Iterator[Batch]:
     """The batches of `evaluation_keys`, for one process."""
-    for part in evaluation_keys(samples, batch):
+    for part in evaluation_keys(samples, batch_size):
         yield collate(samples.take(part), BatchContext(0, -1, part))
 
 

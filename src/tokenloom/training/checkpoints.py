@@ -183,8 +183,8 @@ class Checkpoints:
         def check() -> None:
             if any(names != seen[0] for names in seen):
                 raise UserError(
-                    f"{self.folder}: is not the same folder for all processes, and with --parallel sharded each writes"
-                    " its part there; give an --out that all machines share, or --parallel data"
+                    f"{self.folder}: is not the same folder for all processes, and with --parallel fsdp each writes"
+                    " its part there; give an --out that all machines share, or --parallel ddp"
                 )
             with _writing(folder):
                 for name in seen[0]:

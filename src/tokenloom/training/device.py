@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from tokenloom.errors import UserError
-from tokenloom.training.settings import MachineSettings
+from tokenloom.training.settings import TrainingSettings
 
 
 def choose_device(name: str) -> torch.device:
@@ -52,8 +52,8 @@ def keep_freed_memory() -> None:
         mallopt(what, value)
 
 
-def precision_context(settings: MachineSettings, device: torch.device) -> AbstractContextManager[object]:
+def precision_context(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[object]:
     """Where the model and its loss are computed: plain, or with products in bfloat16."""
-    if settings.precision == "bfloat16":
+    if settings.dtype == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

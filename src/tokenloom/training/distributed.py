@@ -3,8 +3,8 @@
 The loop, the tasks and the models know a `ProcessGroup` alone. `SINGLE_PROCESS` is one process, for which all of it does nothing;
 `join` gives what torchrun started. With several, each step and each evaluation is shared out by samples, and
 
-- `data`: every process has the whole model; gradients are added up after the backward pass.
-- `sharded`: every process has a part of each parameter, of its gradient and of its optimizer state (`fully_shard`).
+- `ddp`: every process has the whole model; gradients are added up after the backward pass.
+- `fsdp`: every process has a part of each parameter, of its gradient and of its optimizer state (`fully_shard`).
 
 Activation checkpointing is put around the layers here too. A new parallel mode is one more branch in `DistributedGroup.wrap`.
 """
@@ -136,7 +136,7 @@ class DistributedGroup(ProcessGroup):
 
     def mode(self, parallel: str | None) -> DistributedGroup:
         """The same processes, in the mode that the settings ask for."""
-        self.sharded = parallel == "sharded"
+        self.sharded = parallel == "fsdp"
         # fully_shard gives the mean over the processes.
         self.scale = self.world_size if self.sharded else 1
         return self

@@ -39,8 +39,8 @@ from tokenloom.training.optimizers import (
     set_learning_rates,
     state_tensors,
 )
-from tokenloom.training.schedules import cosine, linear
-from tokenloom.training.settings import ScheduleSettings, TrainingSettings
+from tokenloom.training.schedules import cosine, wsd
+from tokenloom.training.settings import TrainingSettings
 
 
 class Trainable(Protocol):
@@ -79,16 +79,21 @@ class Progress:
     stale: int = 0
 
 
-def schedule_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
+def schedule_factor(settings: TrainingSettings, step: int, steps: int) -> float:
     """The factor on every peak rate at a step."""
-    warmup = min(settings.warmup or 0, steps)
-    if settings.schedule == "cosine":
-        return cosine(step, steps, warmup)
-    return linear(step, steps, warmup, 0.8 if settings.decay_fraction is None else settings.decay_fraction)
+    warmup_steps = min(settings.warmup_steps or 0, steps)
+    if settings.lr_schedule == "cosine":
+        return cosine(step, steps, warmup_steps)
+    return wsd(step, steps, warmup_steps, 0.8 if settings.decay_fraction is None else settings.decay_fraction)
 
 
 def evaluate(
-    task: Trainable, model: nn.Module, samples: Samples, *, batch: int = 64, processes: ProcessGroup = SINGLE_PROCESS
+    task: Trainable,
+    model: nn.Module,
+    samples: Samples,
+    *,
+    batch_size: int = 64,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> dict[str, MetricSum]:
     """Every sample once, without dropout: sums and counts by term. Does not depend on the batch size, nor on how many
     processes share the samples out.
@@ -100,7 +105,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for keys in evaluation_keys(samples, batch, (processes.rank, processes.world_size)):
+        for keys in evaluation_keys(samples, batch_size, (processes.rank, processes.world_size)):
             # A process that has none left goes through the model with the others, and drops the result.
             taken = keys if len(keys) else samples.all()[:1]
             context = BatchContext(0, -1, taken)
@@ -130,12 +135,12 @@ class Trainer:
     ) -> None:
         self.task, self.model, self.settings, self.batches, self.processes = task, model, settings, batches, processes
         self.device = next(model.parameters()).device
-        processes.wrap(model, settings.machine.activation_checkpointing)
-        self.optimizers = make_optimizers(model, settings.optimizer)
+        processes.wrap(model, settings.activation_checkpointing)
+        self.optimizers = make_optimizers(model, settings)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
             raise ValueError("nothing to train: no parameter of the model requires a gradient")
-        self.forward: nn.Module = torch.compile(model) if settings.machine.compile else model  # type: ignore[assignment]
+        self.forward: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         self.progress = Progress()
 
     def step(self, step: int, steps: int) -> tuple[float, int, float, bool]:
@@ -156,7 +161,7 @@ class Trainer:
         loss = 0.0
         for number, batch in enumerate(micro):
             seed_everything(step_seed(self.settings.seed, step, number * processes.world_size + processes.rank))
-            with precision_context(self.settings.machine, self.device):
+            with precision_context(self.settings, self.device):
                 part = _weighted(self.task.loss(self.forward, batch.to(self.device)), counts)
             if part.requires_grad:
                 (part * processes.scale).backward()  # type: ignore[no-untyped-call]
@@ -170,7 +175,7 @@ class Trainer:
             raise NonFiniteLoss(
                 f"step {step + 1}: the norm of the gradient is {norm}; a lower --lr or --muon-lr may help"
             )
-        set_learning_rates(self.optimizers, schedule_factor(self.settings.schedule, step, steps))
+        set_learning_rates(self.optimizers, schedule_factor(self.settings, step, steps))
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -178,7 +183,7 @@ class Trainer:
         return loss, max(counts.values()), norm, clipped
 
     def _clip(self) -> tuple[float, bool]:
-        limit = self.settings.optimizer.clip or 0.0
+        limit = self.settings.grad_clip or 0.0
         norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         if limit > 0:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
@@ -303,7 +308,7 @@ def fit(
             reason = "patience"
             break
         loss, targets, norm, clipped = trainer.step(progress.step, steps)
-        lr = schedule_factor(settings.schedule, progress.step, steps)
+        lr = schedule_factor(settings, progress.step, steps)
         progress.step += 1
         progress.clipped += clipped
         progress.seconds = time.perf_counter() - began
@@ -343,7 +348,7 @@ def _evaluated(trainer: Trainer, validation: Samples, run: Run | None) -> Evalua
     progress = trainer.progress
     trainer.check()
     processes = trainer.processes
-    with precision_context(trainer.settings.machine, trainer.device):
+    with precision_context(trainer.settings, trainer.device):
         totals = evaluate(trainer.task, trainer.model, validation, processes=processes)
     metrics = processes.run_on_rank0(lambda: trainer.task.metrics(totals))
     if not math.isfinite(metrics["loss"]):

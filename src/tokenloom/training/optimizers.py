@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tokenloom.nn.transformer import Transformer
 from tokenloom.training.distributed import like
 from tokenloom.training.muon import Muon
-from tokenloom.training.settings import OptimizerSettings
+from tokenloom.training.settings import TrainingSettings
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
@@ -28,11 +28,11 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if name in linear and p.requires_grad}
 
 
-def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
     """The optimizers of a model. Each group remembers its peak rate under "peak".
 
     Muon: Jordan et al. 2024, see `training/muon.py`; AdamW: Loshchilov & Hutter 2019, fused. Raises ValueError for
-    settings that lack a rate (see `TrainingSettings.filled`), and if a parameter stands in no group or in two.
+    settings that lack a rate (see `tokenloom.config.fill`), and if a parameter stands in no group or in two.
     """
     matrices = hidden_matrices(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -42,7 +42,7 @@ def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch
     for name, p in named.items():
         if name in matrices and settings.optimizer == "muon":
             continue
-        decays = settings.decay == "all" or name in matrices
+        decays = settings.weight_decay_on == "all" or name in matrices
         adamw.setdefault(decay if decays else 0.0, []).append(p)
     optimizers: list[torch.optim.Optimizer] = []
     if adamw:
@@ -58,10 +58,10 @@ def make_optimizers(model: nn.Module, settings: OptimizerSettings) -> list[torch
     return optimizers
 
 
-def _given(settings: OptimizerSettings, name: str) -> float:
+def _given(settings: TrainingSettings, name: str) -> float:
     lr: float | None = getattr(settings, name)
     if lr is None:
-        raise ValueError(f"the settings have no {name}: fill them in with settings.filled(recipe)")
+        raise ValueError(f"the settings have no {name}: fill them in from a recipe")
     return lr
 
 

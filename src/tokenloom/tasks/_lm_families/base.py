@@ -105,7 +105,7 @@ def fitted_context(settings: TextGenerationSettings, wanted: int, tokens: int) -
     return longest, f"{longest} tokens instead of {wanted}, since the text is short"
 
 
-def sliding(model: nn.Module, ids: NDArray[np.int64], context: int, batch: int = 64) -> Tensor:
+def sliding(model: nn.Module, ids: NDArray[np.int64], context: int, batch_size: int = 64) -> Tensor:
     """(N − 1,) nats of every token of a run but the first, in windows that overlap by half: each prediction sees the
     last `context` / 2 tokens at least, but at the very beginning, and `context` at most."""
     last, width = len(ids) - 1, min(context, len(ids) - 1)
@@ -116,9 +116,11 @@ def sliding(model: nn.Module, ids: NDArray[np.int64], context: int, batch: int =
     rows = np.array(ends)[:, None] + np.arange(-width, 1)
     device = next(model.parameters()).device
     nats = []
-    for first in range(0, len(ends), batch):
-        window = torch.from_numpy(ids[rows[first : first + batch]]).to(device)
+    for first in range(0, len(ends), batch_size):
+        window = torch.from_numpy(ids[rows[first : first + batch_size]]).to(device)
         logs = model(Batch({"text": Stream(ids=window[:, :-1])})).log_softmax(-1)
         losses = -logs.gather(2, window[:, 1:, None])[:, :, 0].double().cpu()
-        nats += [row[width - count :] for row, count in zip(losses, fresh[first : first + batch].tolist(), strict=True)]
+        nats += [
+            row[width - count :] for row, count in zip(losses, fresh[first : first + batch_size].tolist(), strict=True)
+        ]
     return torch.cat(nats)

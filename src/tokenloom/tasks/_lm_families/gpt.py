@@ -20,13 +20,13 @@ CHAPTER_RECIPE: dict[str, Any] = {
     "optimizer": "adamw",
     "lr": 6e-3,
     "weight_decay": 0.01,
-    "decay": "all",
+    "weight_decay_on": "all",
     "beta2": 0.999,
-    "clip": 0.0,
-    "schedule": "cosine",
-    "warmup": 100,
+    "grad_clip": 0.0,
+    "lr_schedule": "cosine",
+    "warmup_steps": 100,
     "steps": 900,
-    "batch": 32,
+    "batch_size": 32,
 }
 
 
@@ -34,7 +34,7 @@ class GPTFamily(ModelFamily):
     """A decoder-only transformer."""
 
     models: ClassVar = {
-        "gpt": "decoder-only transformer; --preset modern (rotary, RMSNorm, ReLU²) or classic (learned, LayerNorm, GELU)"
+        "gpt": "decoder-only transformer; --preset modern (rotary, RMSNorm, ReLU²), classic (learned, LayerNorm, GELU)"
     }
     takes: ClassVar = frozenset({"size", "preset", "width", "depth", "heads", "kv_heads", "window", "dropout"})
     shown: ClassVar = ("context", "width", "depth", "heads", "dropout")

@@ -60,11 +60,11 @@ class RecurrentFamily(ModelFamily):
         return {
             "optimizer": "adamw",
             "lr": LEARNING_RATES[settings.model],
-            "batch": 32,
+            "batch_size": 32,
             "weight_decay": 0.0,
             "beta2": 0.99,
-            "clip": 1.0,
-            "warmup": 20,
+            "grad_clip": 1.0,
+            "warmup_steps": 20,
             "decay_fraction": 1.0,
             "minutes": 5.0,
         }

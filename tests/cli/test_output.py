@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from tokenloom.cli.output import duration, plain, print_json, quantity
+from tokenloom.cli.output import plain, print_json, quantity
+from tokenloom.utils.progress import duration
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_ctrl_c_keeps_finished_rows_and_the_next_run_offers_to_go_on(tmp_path: P
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
-    assert "stopped; 1 finished row kept in runs/lab: the same command with --resume goes on" in error
+    assert "stopped; 1 finished row in runs/lab; the same command with --resume continues" in error
     assert [row["id"] for row in Folder(tmp_path / "runs/lab").rows()] == ["first"]
     (tmp_path / "go").touch()
     with pytest.MonkeyPatch.context() as patch:
@@ -248,7 +248,7 @@ def test_a_browser_opens_the_page_without_network_and_without_complaint(tmp_path
 
 
 def test_a_terminal_sees_what_runs_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenloom.cli.lab import View
+    from tokenloom.cli.lab import LabProgress
 
     class Terminal(StringIO):
         def isatty(self) -> bool:
@@ -257,18 +257,18 @@ def test_a_terminal_sees_what_runs_and_how_far_it_is(monkeypatch: pytest.MonkeyP
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     chosen = [made("1", seconds=60.0), made("2", seconds=120.0)]
-    view = View(chosen, quick=False, quiet=False)
-    view.begin(chosen[0])
-    view.tell(0.25)
-    view.tell(0.5)
-    view.end({"seconds": 30.0})
-    view.begin(chosen[1])
-    view.close()
+    progress = LabProgress(chosen, quick=False, quiet=False)
+    progress.begin(chosen[0])
+    progress.update(0.25)
+    progress.update(0.5)
+    progress.end({"seconds": 30.0})
+    progress.begin(chosen[1])
+    progress.close()
     lines = [line.strip() for line in terminal.getvalue().split("\r")]
     assert lines == [
-        "1 of 2: 1 title 1, about 3:00 left",
-        "1 of 2: 1 title 1, about 3:00 left, training 25%",
-        "2 of 2: 2 title 2, about 1:00 left",
+        "1 of 2: 1 title 1, ETA 3:00",
+        "1 of 2: 1 title 1, ETA 3:00, training 25%",
+        "2 of 2: 2 title 2, ETA 1:00",
         "",
         "",
     ], "not more often than one can read, and the time left is reckoned by the pace so far"

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenloom.cli.output import OutputOptions, RunOptions, duration, print_json, print_table, quantity
+from tokenloom.cli.output import OutputOptions, RunOptions, print_json, print_table, quantity
 from tokenloom.config import build, option
 from tokenloom.errors import UserError
-from tokenloom.utils.progress import reporting_progress
+from tokenloom.utils.progress import duration, reporting_progress
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.output import duration, plain, quantity
+from tokenloom.cli.output import plain, quantity
 from tokenloom.kernels import loader
 from tokenloom.training.events import (
     Baseline,
@@ -30,6 +30,7 @@ from tokenloom.training.events import (
     Saved,
     StepFinished,
 )
+from tokenloom.utils.progress import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -96,13 +96,6 @@ def quantity(value: float, unit: str = "") -> str:
     return f"{digits} {letter}{unit}" if unit else f"{digits}{letter}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as 1:05:09, 3:20 or 0:08."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def plain(value: Any) -> str:
     """Return a setting as it is shown: 1,024, 0.003, yes, –, rotary, plain (activation relu2, bias no)."""
     if value is None:

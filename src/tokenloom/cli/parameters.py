@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 from cyclopts import App, Group, Parameter
 
-from tokenloom.cli.output import STDIN, plain, whole_number
+from tokenloom.cli.output import STDIN, JsonOptions, plain, whole_number
 from tokenloom.config import GROUPS, Option, flag, options, without_none
 
 POSITIONAL, REST = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL
@@ -26,7 +26,8 @@ def parameters(cls: type) -> Iterator[inspect.Parameter]:
     """Yield one parameter per option, with a flag unless it is positional. None stands for "not given".
 
     A positional list takes all remaining arguments, wherever flags stand between them. The settings class checks
-    choices, with a message that names the nearest; they are only shown here.
+    choices, with a message that names the nearest; they are only shown here. Settings, which a config file may give,
+    also have a flag `--no-…`; options of a command itself do not.
     """
     for option in options(cls):
         type_ = _parsed_type(option)
@@ -37,7 +38,7 @@ def parameters(cls: type) -> Iterator[inspect.Parameter]:
             help=option.help + _choices_and_default(option),
             show_default=False,
             **grouped,
-            negative=None if type_ is bool else "",
+            negative=None if type_ is bool and not issubclass(cls, JsonOptions) else "",
             converter=whole_number if type_ is int else None,
             metavar="CHOICE" if option.choices else None,
         )
@@ -70,7 +71,7 @@ def group(name: str) -> Group:
 def _choices_and_default(option: Option) -> str:
     """Return what `--help` says after the help text."""
     parts = [f"choices: {', '.join(map(str, option.choices))}"] if option.choices else []
-    if option.default is not None and option.default != []:
+    if option.default is not None and option.default is not False and option.default != []:
         parts.append(f"default: {plain(option.default)}")
     return f" [{'; '.join(parts)}]" if parts else ""
 

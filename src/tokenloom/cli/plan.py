@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.display import field
-from tokenloom.cli.output import JsonOptions, duration, print_json, quantity
+from tokenloom.cli.output import JsonOptions, print_json, quantity
 from tokenloom.plotting.tables import plain_table
+from tokenloom.utils.progress import duration
 
 if TYPE_CHECKING:
     from tokenloom.planning.forecast import Forecast

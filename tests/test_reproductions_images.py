@@ -144,7 +144,7 @@ def cost(patch: int, steps: int) -> Cost:
         elif isinstance(event, Finished):
             accuracy = event.best["accuracy"]
     task: Any = training.task
-    return Cost(patch, task.patches.count, steps, accuracy, seconds * steps / (steps - 1))
+    return Cost(patch, task.patches.num_patches, steps, accuracy, seconds * steps / (steps - 1))
 
 
 def test_cost_and_accuracy_by_patch(monkeypatch: pytest.MonkeyPatch) -> None:

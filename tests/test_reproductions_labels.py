@@ -85,7 +85,7 @@ def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:
     idle = set(task._idle_ids())
 
     def counts(texts: list[str]) -> np.ndarray:
-        rows = [np.bincount(ids, minlength=task.tokenizer.vocab_size) for ids in task.tokenizer.encode_all(texts)]
+        rows = [np.bincount(ids, minlength=task.tokenizer.vocab_size) for ids in task.tokenizer.encode_batch(texts)]
         return np.stack(rows)[:, [id for id in range(task.tokenizer.vocab_size) if id not in idle]]
 
     texts, labels = columns(parts.training.items)

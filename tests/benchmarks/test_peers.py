@@ -1,24 +1,20 @@
 """Peers that should compute what tokenloom computes do so; the others have the same size."""
 
-from collections import Counter
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.__main__ import COMPARISONS, ROOT
-from benchmarks.peers import plain_bpe, products
+from benchmarks.peers import products
 from benchmarks.peers.chapter_gpt import ChapterGPT, ChapterTraining
 from benchmarks.peers.framework import EncoderGPT, GPT2Logits, LogitsTraining
 from benchmarks.peers.nano_gpt import NanoGPT, NanoTraining
 from benchmarks.quality import Trace, every, plain_trace
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, classic_preset
-from tokenloom.tokenizers.bpe import BPE
 
 SIZES = (65, 64, 64, 4, 2)  # vocabulary, N, D, H, L
-TEXT = "the cat sat on the mat, and the rat sat on the cat.\n" * 8
 
 
 def ids(seed: int = 0) -> torch.Tensor:
@@ -97,16 +93,6 @@ def test_the_products_are_those_of_a_step() -> None:
     with FlopCounterMode(display=False) as alone:
         products.run(products.linear_products(B * N, 65, D, L) + products.attention_products(B, N, D, H, L))
     assert alone.get_total_flops() == whole.get_total_flops()
-
-
-def test_plain_python_learns_and_encodes_as_ours_does() -> None:
-    chunks = plain_bpe.CHUNKS.findall(TEXT)
-    merges = plain_bpe.train([(chunk, 1) for chunk in chunks], 12)
-    assert merges == plain_bpe.train(Counter(chunks).items(), 12)
-    ours = BPE.train(TEXT, merges=12)
-    assert [(ours.decode([a]), ours.decode([b])) for a, b in ours.merges] == merges
-    encoder = plain_bpe.PlainEncoder(set(TEXT), merges)
-    assert encoder.encode(TEXT) == encoder.encode_as_learnt(TEXT) == ours.encode(TEXT).tolist()
 
 
 def test_the_time_to_a_loss_is_that_of_the_first_look_that_reaches_it() -> None:

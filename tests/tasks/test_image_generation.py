@@ -364,7 +364,7 @@ def test_codes_stand_beside_what_they_were(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_palette_decides_whole_rows_of_an_upper_half() -> None:
-    palette = Palette.learn(np.arange(20, dtype=np.uint8).reshape(1, 1, 5, 4), 20)
+    palette = Palette.train(np.arange(20, dtype=np.uint8).reshape(1, 1, 5, 4), 20)
     top = np.arange(8, dtype=np.uint8).reshape(1, 2, 4)
     given = encode_upper_half(top, palette, ImageFormat((5, 4), "gray"))
     assert (given.ids, given.partial_rows) == (list(range(8)), 0)

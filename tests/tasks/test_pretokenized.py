@@ -159,7 +159,7 @@ def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
 
 
 def test_the_line_to_beat_is_counted_on_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CHARACTERS", 8000)
+    monkeypatch.setattr(module, "MAX_CHARACTERS", 8000)
     monkeypatch.setattr(module, "MOST_COUNTED", 6000)
     monkeypatch.setattr(module, "MOST_ASKED", 1500)
     source = folder_of(tmp_path / "docs", [3000] * 10)

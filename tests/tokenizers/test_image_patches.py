@@ -17,15 +17,15 @@ def test_patches_stand_in_reading_order() -> None:
 @pytest.mark.parametrize("patch", [(4, 4), (2, 6), (8, 12), (1, 1)])
 def test_decode_is_the_inverse_of_encode(patch: tuple[int, int]) -> None:
     pixels = torch.randint(256, (3, 3, 8, 12), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    patches = Patches.learn(pixels, patch)
+    patches = Patches.train(pixels, patch)
     tokens = patches.encode(pixels)
-    assert tokens.shape == (3, patches.count, patches.features)
+    assert tokens.shape == (3, patches.num_patches, patches.patch_dim)
     assert torch.equal(patches.decode(tokens), pixels)
 
 
 def test_what_is_learnt_makes_mean_0_and_deviation_1() -> None:
     pixels = torch.randint(40, 90, (9, 3, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    tokens = Patches.learn(pixels, (4, 4)).encode(pixels).view(9, 3, 16)
+    tokens = Patches.train(pixels, (4, 4)).encode(pixels).view(9, 3, 16)
     torch.testing.assert_close(tokens.mean((0, 2)), torch.zeros(3), atol=1e-4, rtol=0)
     torch.testing.assert_close(tokens.std((0, 2), correction=0), torch.ones(3), atol=1e-4, rtol=0)
 
@@ -49,7 +49,7 @@ def test_saved_is_loaded(tmp_path: Path) -> None:
     patches = Patches((1, 8, 6), (4, 3), [0.25], [0.125])
     patches.save(tmp_path / "tokenizer.json")
     again = Patches.load(tmp_path / "tokenizer.json")
-    assert again.as_dict() == patches.as_dict()
+    assert again.to_json() == patches.to_json()
     assert again.fingerprint() == patches.fingerprint() != Patches((1, 8, 6), (4, 2), [0.25], [0.125]).fingerprint()
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be read as an image tokenizer"):

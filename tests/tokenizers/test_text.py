@@ -18,7 +18,7 @@ from tokenloom.tokenizers.text import (
     WordTokenizer,
     choose_tokenizer,
     load_tokenizer,
-    suggested_size,
+    suggested_vocab_size,
 )
 
 SCRIPTS = {
@@ -41,8 +41,8 @@ TRAINED: dict[str, Train] = {
     "char": lambda text: CharTokenizer.train(text, specials=SPECIALS),
     "char-unknown": lambda text: CharTokenizer.train(text, specials=SPECIALS, unknown=True),
     "word": lambda text: WordTokenizer.train(text, 10_000, specials=SPECIALS),
-    "bpe-first": lambda text: BPE.train(text, merges=40, specials=SPECIALS),
-    "bpe-id": lambda text: BPE.train(text, merges=40, ties="id", specials=SPECIALS, unknown=True),
+    "bpe-first": lambda text: BPE.train(text, num_merges=40, specials=SPECIALS),
+    "bpe-id": lambda text: BPE.train(text, num_merges=40, ties="id", specials=SPECIALS, unknown=True),
     "byte-bpe": lambda text: ByteBPE.train(text, 320, specials=SPECIALS),
 }
 KIND = pytest.mark.parametrize("train", TRAINED.values(), ids=TRAINED.keys())
@@ -130,10 +130,10 @@ def test_ids_out_of_range_are_an_error(train: Train) -> None:
 
 
 @KIND
-def test_encode_all(train: Train) -> None:
+def test_encode_batch(train: Train) -> None:
     texts = ["one two", "", "two\n"]
     tokenizer = train("".join(texts))
-    for ids, text in zip(tokenizer.encode_all(texts), texts, strict=True):
+    for ids, text in zip(tokenizer.encode_batch(texts), texts, strict=True):
         np.testing.assert_array_equal(ids, tokenizer.encode(text))
 
 
@@ -167,7 +167,7 @@ def test_a_cut_file_is_refused(train: Train, tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in [*range(0, len(whole) - 2, 41), len(whole) - 2]:
         path.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"tokenizer\.json is (cut or is )?no tokenizer file"):
+        with pytest.raises(UserError, match=r"tokenizer\.json is (truncated or )?not a tokenizer file"):
             load_tokenizer(path)
 
 
@@ -184,7 +184,7 @@ def test_any_altered_letter_is_refused(train: Train, tmp_path: Path) -> None:
             load_tokenizer(path)
 
 
-BPE_JSON: dict[str, Any] = BPE.train("abab abab", merges=2, specials=("end",)).to_json()
+BPE_JSON: dict[str, Any] = BPE.train("abab abab", num_merges=2, specials=("end",)).to_json()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ BPE_JSON: dict[str, Any] = BPE.train("abab abab", merges=2, specials=("end",)).t
         ({"kind": "char"}, "the entry 'merges' does not belong"),
         ({"merges": None}, "the entry 'merges' is missing"),
         ({"extra": 1}, "the entry 'extra' does not belong in a tokenizer of kind 'bpe'"),
-        ({"specials": ["end", "end"]}, "special token 2, 'end', is no name or is given twice"),
+        ({"specials": ["end", "end"]}, "special token 2, 'end', is not a name or is given twice"),
         ({"specials": ["<|end|>"]}, "special token 1"),
         ({"specials": "end"}, "'specials' is not a list of strings"),
         ({"characters": "ba "}, "not distinct and sorted"),
@@ -206,8 +206,8 @@ BPE_JSON: dict[str, Any] = BPE.train("abab abab", merges=2, specials=("end",)).t
         ({"characters": " ab\ud800"}, "U\\+D800"),
         ({"merges": {"a": "b"}}, "'merges' is not a list"),
         ({"merges": [["a", "b"], ["ab"]]}, "merge 2 is not a pair"),
-        ({"merges": [["a", "c"]]}, "merge 1 joins 'a' and 'c', of which one is no token yet"),
-        ({"merges": [["a", "b"], ["a", "b"]]}, "merge 2 of 'a' and 'b' makes a token that there is already"),
+        ({"merges": [["a", "c"]]}, "merge 1 joins 'a' and 'c', one of which is not a token yet"),
+        ({"merges": [["a", "b"], ["a", "b"]]}, "merge 2 of 'a' and 'b' makes a token that exists already"),
         ({"merges": [["a", "\udfff"]]}, "U\\+DFFF"),
         ({"merges": [["a", "b"]], "fingerprint": "0"}, "altered or damaged"),
     ],
@@ -222,7 +222,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with pytest.raises(UserError, match="cannot be read: No such file"):
         load_tokenizer(path)
-    cases = {"[]": "no JSON object", json.dumps(BPE_JSON): "'fingerprint' is missing", "[" * 200_000: "no valid JSON"}
+    cases = {"[]": "not a JSON object", json.dumps(BPE_JSON): "'fingerprint' is missing", "[" * 200_000: "invalid JSON"}
     for text, message in cases.items():
         path.write_text(text)
         with pytest.raises(UserError, match=f"tokenizer.json .*{message}"):
@@ -235,7 +235,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     words = WordTokenizer.train("a b", 2).to_json()
     for change, message in (
         ({"words": ["a", "a"]}, "word 2, 'a'"),
-        ({"words": ["a b"]}, "word 1, 'a b', is no single word"),
+        ({"words": ["a b"]}, "word 1, 'a b', is not a single word"),
         ({"specials": []}, "'unknown' is missing"),
     ):
         with pytest.raises(UserError, match=message):
@@ -299,7 +299,7 @@ def test_words_are_kept_by_frequency_then_first_appearance() -> None:
     assert tokenizer.unseen("d a\nb d") == ["d", "\n"]
     assert tokenizer.byte_lengths().tolist() == [1, 1, 1, 1, 0]
     assert WordTokenizer.train("a b", 9).notes == ["The text has only 3 distinct words, not 9."]
-    with pytest.raises(UserError, match="a vocabulary of 0 leaves no word"):
+    with pytest.raises(UserError, match="a vocabulary of 0 has no word"):
         WordTokenizer.train("a b", 0)
     with pytest.raises(ValueError, match='needs the special token "unknown"'):
         WordTokenizer(["a"], ())
@@ -384,7 +384,7 @@ MANY = "".join(map(chr, range(0x4E00, 0x4E00 + 513)))
     [
         (MANY[:512], {}, "char", "at most 512 distinct characters"),
         (MANY, {}, "byte-bpe", "more than 512 distinct characters"),
-        ("few letters", {"size": 300}, "byte-bpe", "a size is given"),
+        ("few letters", {"vocab_size": 300}, "byte-bpe", "a size is given"),
         ("few letters", {"kind": "char"}, "char", "as asked"),
         ("few letters", {"kind": "word"}, "word", "as asked"),
         ("few letters", {"kind": "bpe"}, "bpe", "as asked"),
@@ -394,8 +394,8 @@ MANY = "".join(map(chr, range(0x4E00, 0x4E00 + 513)))
 def test_choosing(text: str | list[str], options: dict[str, Any], kind: str, why: str) -> None:
     tokenizer = choose_tokenizer(text, **options)
     assert tokenizer.kind == kind
-    assert tokenizer.why.startswith(f"{tokenizer.vocab_size:,} ids for {len(''.join(text).encode()):,} bytes with ")
-    assert tokenizer.why.endswith(f" distinct characters ({why})")
+    assert tokenizer.reason.startswith(f"{tokenizer.vocab_size:,} ids for {len(''.join(text).encode()):,} bytes with ")
+    assert tokenizer.reason.endswith(f" distinct characters ({why})")
     assert list(tokenizer.specials) == [*options.get("specials", ()), *(["unknown"] if kind == "word" else [])]
 
 
@@ -426,12 +426,13 @@ def test_choosing_with_an_alphabet() -> None:
 
 @pytest.mark.parametrize(("given", "near"), [("byte_bpe", "byte-bpe"), ("chars", "char"), ("words", "word")])
 def test_an_unknown_kind_names_the_nearest(given: str, near: str) -> None:
-    with pytest.raises(UserError, match=f"no kind of tokenizer '{given}'; did you mean '{near}'"):
+    with pytest.raises(UserError, match=f"unknown tokenizer '{given}'; did you mean '{near}'"):
         choose_tokenizer("ab", given)
 
 
 def test_the_suggested_size_grows_with_the_text() -> None:
-    assert suggested_size(["x" * 1000]) == 512
-    assert suggested_size(["x" * 500_000, "x" * 500_000]) == 1984  # 2 · 1,000 cut to a multiple of 64
-    assert suggested_size(["é" * 500_000]) == 1984
-    assert suggested_size(["x" * 10_000_000] * 10) == 16_384
+    assert suggested_vocab_size(1000) == 512
+    assert suggested_vocab_size(1_000_000) == 1984  # 2 · 1,000, rounded down to a multiple of 64
+    assert suggested_vocab_size(100_000_000) == 16_384
+    text = "é" * 500_000  # a million bytes
+    assert choose_tokenizer(text, "byte-bpe").notes[0].startswith("Merging ended after 6 of 1,728 merges")

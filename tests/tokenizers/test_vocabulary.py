@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.vocabulary import NONE, Vocabulary, words_of
+from tokenloom.tokenizers.vocabulary import BOUNDARY, Vocabulary, words_of
 
 
 def test_words_of_a_text_are_runs_of_letters_and_digits_with_apostrophes_inside() -> None:
@@ -28,20 +28,20 @@ def test_names_in_code_are_cut_at_underscores_and_humps() -> None:
 
 def test_rare_words_are_left_out_and_ties_are_in_order() -> None:
     documents = [["b", "a", "c"], ["b", "a", "d", "b"]]
-    found = Vocabulary.of(documents, 2, "text")
+    found = Vocabulary.build(documents, 2, "text")
     assert (found.words, found.counts) == (("b", "a"), (3, 2))
     assert (found.total, found.known) == (7, 5)
-    assert found.encode(documents).tolist() == [0, 1, NONE, 0, 1, 0, NONE]
+    assert found.encode(documents).tolist() == [0, 1, BOUNDARY, 0, 1, 0, BOUNDARY]
     assert found.encode([]).dtype == np.int32
 
 
 def test_a_vocabulary_is_saved_and_damage_is_named(tmp_path: Path) -> None:
-    found = Vocabulary.of([["naïve", "a", "a"]], 1, "code")
+    found = Vocabulary.build([["naïve", "a", "a"]], 1, "code")
     path = tmp_path / "words.json"
     found.save(path)
     loaded = Vocabulary.load(path)
     assert loaded == found
-    assert loaded.fingerprint() == found.fingerprint() != Vocabulary.of([["a"]], 1, "code").fingerprint()
+    assert loaded.fingerprint() == found.fingerprint() != Vocabulary.build([["a"]], 1, "code").fingerprint()
     data = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**data, "format": 7}), "utf-8")
     with pytest.raises(UserError, match=r"words\.json: damaged.*format 7"):

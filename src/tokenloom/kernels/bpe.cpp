@@ -1,4 +1,4 @@
-// Text → ids of byte-pair encoding in one pass over its code points: see tokenizers/bpe_kernel.py. The text is cut into
+// Text → ids of byte-pair encoding in one pass over its code points: see tokenizers/bpe.py. The text is cut into
 // chunks by the rules of tokenizers/pretokenize.py; a chunk that was met before is looked up, any other is merged pair by pair.
 #include <algorithm>
 #include <cstdint>

@@ -233,7 +233,7 @@ class ByPatch:
         return [
             shown(
                 f"{name}, {patch} × {patch} pixels: tokens, steps, seconds, accuracy",
-                f"{one.task.patches.count}, {steps:,}, {seconds:.1f} s, {right:.1%}",
+                f"{one.task.patches.num_patches}, {steps:,}, {seconds:.1f} s, {right:.1%}",
             )
             for patch, one, steps, right, seconds in rows
         ]
@@ -241,7 +241,7 @@ class ByPatch:
 
 def _by_patch(bench: Bench, sides: Sequence[int], epochs: ByPatch, timed: ByPatch) -> Outcome:
     """Both tables, what must hold, and the curves."""
-    tokens = [one.task.patches.count for one in epochs.found]
+    tokens = [one.task.patches.num_patches for one in epochs.found]
     cost = [1000 * one.step for one in epochs.found]
     accuracy = epochs.accuracy
     measures = [*epochs.table("equal epochs", sides), *timed.table("equal time", sides)]

@@ -237,7 +237,7 @@ def counted_palettes(seen: Pixels, held: Pixels, sizes: Sequence[int]) -> list[t
     """(bits a pixel, squared error) of palettes of so many colors, by counts of four neighbors."""
     found = []
     for size in sizes:
-        palette = Palette.learn(seen, size)
+        palette = Palette.train(seen, size)
         training, asked = palette.encode(seen), palette.encode(held)
         bits = neighbor_nats(training, asked, palette.grid, palette.vocab_size) / math.log(2)
         found.append((bits, float(np.square(palette.decode(asked) / 255.0 - held / 255.0).mean())))

@@ -53,7 +53,9 @@ LAST = r"'es,' '\nTo' '\nBR' '\nBRU' '\nBRUTUS:' ' hear' ' r' ' de' ' se' 'ak' '
 def merged(bench: Bench, merges: int) -> BPE:
     """The tokenizer of 2.2: ties go to the pair met first."""
     text = corpus_text()
-    return bench.shared(("bpe", merges), lambda: BPE.train(text[:100_000], merges=merges, ties="first", alphabet=text))
+    return bench.shared(
+        ("bpe", merges), lambda: BPE.train(text[:100_000], num_merges=merges, ties="first", alphabet=text)
+    )
 
 
 @experiment(

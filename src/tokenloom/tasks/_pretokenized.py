@@ -12,7 +12,7 @@ from tokenloom.data.documents import Document, TextData
 from tokenloom.data.pretokenized.shards import PARTS, PretokenizedCorpus, ShardedIds
 from tokenloom.data.report import Part, TextReport
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines.ngram import MOST_CHARACTERS, ngram_baseline
+from tokenloom.evaluation.baselines.ngram import MAX_CHARACTERS, ngram_baseline
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.training.events import Baseline
 
@@ -93,13 +93,13 @@ def kept_baseline(tokenized: PretokenizedCorpus) -> Baseline | str:
 def baseline_of(tokenized: PretokenizedCorpus) -> Baseline | str:
     """An n-gram over the characters that the ids decode to, or why there is none.
 
-    Of a training part of more than `MOST_CHARACTERS` it counts `MOST_COUNTED`, and of a validation part of more than
+    Of a training part of more than `MAX_CHARACTERS` it counts `MOST_COUNTED`, and of a validation part of more than
     `MOST_ASKED` it is asked for so many: in stretches at even distances.
     """
     if any(tokenized.total(part, "unknown") for part in PARTS):
         return "what unknown words were cannot be read from ids"
     tokenizer = tokenized.tokenizer()
-    counted, note = _sample(tokenized, tokenizer, "training", MOST_CHARACTERS, MOST_COUNTED)
+    counted, note = _sample(tokenized, tokenizer, "training", MAX_CHARACTERS, MOST_COUNTED)
     asked, held_note = _sample(tokenized, tokenizer, "validation", MOST_ASKED, MOST_ASKED)
     held = tokenized.ids("validation")
     if len(held) < 2:

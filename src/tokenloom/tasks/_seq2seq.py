@@ -21,7 +21,7 @@ from tokenloom.models.batch import Batch, Stream, pad
 from tokenloom.models.protocols import StepModel
 from tokenloom.nn.hooks import Hooks
 from tokenloom.tasks.base import Show, Task
-from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, named, utf8_length
+from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, quote_list, utf8_length
 
 # So many sources are translated at a time.
 TOGETHER = 64
@@ -107,10 +107,10 @@ class Seq2SeqTask(Task):
         unseen = tokenizer.unseen(text)
         if unseen and UNKNOWN not in tokenizer.specials:
             raise UserError(
-                f"{where}: the model has never seen {named(unseen, 'character')}; leave out what it does not know, or"
-                " train with --tokenizer byte-bpe, which takes any text"
+                f"{where}: the model has never seen {quote_list(unseen, 'character')}; leave out what it does"
+                " not know, or train with --tokenizer byte-bpe, which takes any text"
             )
-        notes = [f"{where}: the model does not know {named(unseen, 'word')}"] if unseen else []
+        notes = [f"{where}: the model does not know {quote_list(unseen, 'word')}"] if unseen else []
         ids = tokenizer.encode(text)
         if len(ids) >= limit:
             raise UserError(

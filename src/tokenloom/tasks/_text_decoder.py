@@ -24,7 +24,7 @@ from tokenloom.generation.score import Score, score
 from tokenloom.generation.streaming import TextStreamer
 from tokenloom.models.protocols import StepModel
 from tokenloom.tasks.base import Show, Task
-from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, named, utf8_length
+from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, quote_list, utf8_length
 
 EXAMPLE_TOKENS = 300
 
@@ -88,7 +88,7 @@ class TextDecoderTask(Task):
         """All documents of a text as one run of ids; with borders, an end token before, between and after them."""
         for document in text.documents:
             self.refuse_unseen(document.text, document.id)
-        ids = self.tokenizer.encode_all([document.text for document in text.documents])
+        ids = self.tokenizer.encode_batch([document.text for document in text.documents])
         end = self.tokenizer.specials.get(END)
         wide = np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.int32
         if end is None:
@@ -106,7 +106,7 @@ class TextDecoderTask(Task):
             raise UserError(f"{where}: {error}") from None
         if UNKNOWN not in self.tokenizer.specials and (unseen := self.tokenizer.unseen(text)):
             raise UserError(
-                f"{where}: the model has never seen {named(unseen, 'character')}; leave out what it does"
+                f"{where}: the model has never seen {quote_list(unseen, 'character')}; leave out what it does"
                 " not know, or train with --tokenizer byte-bpe, which takes any text"
             )
 
@@ -115,7 +115,7 @@ class TextDecoderTask(Task):
         text = self.as_read(text)
         self.refuse_unseen(text, where)
         unknown = self.tokenizer.unseen(text)
-        notes = [f"{where}: the model does not know {named(unknown, 'word')}"] if unknown else []
+        notes = [f"{where}: the model does not know {quote_list(unknown, 'word')}"] if unknown else []
         return self.tokenizer.encode(text), notes
 
     def prompt_ids(self, prompt: str | None) -> tuple[list[int], list[str]]:

@@ -24,7 +24,7 @@ from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.tokenizers.base import TextTokenizer
-from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
+from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
 from tokenloom.utils.names import did_you_mean, with_article
 
 CLASS, MASK = "class", "mask"
@@ -183,7 +183,7 @@ class TextEncoderTask(Task):
         return {"tokenizer": self.tokenizer.fingerprint()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        self._tokenizer = load_own_tokenizer(folder / "tokenizer.json", kept.get("tokenizer"))
+        self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(kept.get("tokenizer")))
 
     # For the equality kit.
 

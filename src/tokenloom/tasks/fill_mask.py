@@ -99,7 +99,7 @@ class FillMask(TextEncoderTask):
             f" {self.tokenizer.vocab_size:,} different ids",
             "texts": f"{counted(len(training.ends), 'text')} in {counted(len(training), 'piece')} of at most"
             f" {self.context - 1:,} tokens",
-            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run"))),
+            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason or "of the run"))),
         }
         if self.tokenizer.notes:
             extra["note"] = " ".join(self.tokenizer.notes)
@@ -107,7 +107,7 @@ class FillMask(TextEncoderTask):
         return PreparedData(training, measured, report.lines(), report.as_dict())
 
     def _pieces(self, texts: Sequence[str], source: str) -> Pieces:
-        ids = self.tokenizer.encode_all(texts)
+        ids = self.tokenizer.encode_batch(texts)
         if not any(len(row) for row in ids):
             raise UserError(f"{source}: has no tokens to fill in")
         # One place is the class token's.

@@ -135,17 +135,17 @@ class ImageClassification(Classification):
         parts = s.split(images)
         self.classes = self.classes or parts.classes
         if self._patches is None:
-            self._patches = Patches.learn(torch.from_numpy(parts.training.pixels), self._patch_size())
+            self._patches = Patches.train(torch.from_numpy(parts.training.pixels), self._patch_size())
             if self._init_patches is not None:
                 # Normalize pixels as the run of --init-from did.
-                mean, deviation = self._init_patches.mean, self._init_patches.deviation
-                self._patches = Patches(self._patches.shape, self._patches.patch, mean, deviation)
+                mean, std = self._init_patches.mean, self._init_patches.std
+                self._patches = Patches(self._patches.shape, self._patches.patch_size, mean, std)
         self._set_sizes()
         # Images that are repeated less often need less augmentation to look new each time.
         strength = math.sqrt(_epochs(len(parts.training)) / MAX_EPOCHS)
         self.settings = self.settings.with_default_augmentation(strength)
-        height, width = self.patches.patch
-        tokens = {"tokens": f"{self.patches.count} per image, patches of {height} × {width} pixels"}
+        height, width = self.patches.patch_size
+        tokens = {"tokens": f"{self.patches.num_patches} per image, patches of {height} × {width} pixels"}
         report = ImageReport.of(parts, (tokens if s.model == "vit" else {}) | why_no_machine())
         train, val = self._samples(parts.training), self._samples(parts.validation)
         return PreparedData(train, val, report.lines(), report.as_dict())
@@ -205,7 +205,7 @@ class ImageClassification(Classification):
         H, W = origin.image_format.size
         self._init_patches = origin.patches
         size = None if s.image_size is None else parse_size("image_size", s.image_size)
-        h, w = origin.patches.patch
+        h, w = origin.patches.patch_size
         if size is not None and (size[0] % h or size[1] % w):
             raise UserError(
                 f"{flag('image_size')} {s.image_size}: must be a multiple of the patches of {h} × {w} pixels of the run"
@@ -243,11 +243,11 @@ class ImageClassification(Classification):
             raise UserError(f"{flag('width')} {width}: must be divisible by {flag('heads')} {heads}")
         if positions == "sinusoidal" and width % 4:
             raise UserError(f"{flag('width')} {width}: must be divisible by 4 with {flag('positions')} sinusoidal")
-        height, side = self.patches.patch
+        height, side = self.patches.patch_size
         sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "pool": pool, "positions": positions}
         self.settings = replace(s, **sizes, dropout=dropout, patch_size=f"{height}x{side}")
         self.model_config = VisionConfig(
-            self.patches.grid, self.patches.features, len(self.classes), **sizes, dropout=dropout
+            self.patches.grid, self.patches.patch_dim, len(self.classes), **sizes, dropout=dropout
         ).as_dict()
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class ImageClassification(Classification):
         c = self.model_config
         cnn = self.settings.model == "cnn"
         names = ("width", "depth") if cnn else ("width", "depth", "heads", "pool", "positions")
-        tokens = {} if cnn else {"tokens": self.patches.count}
+        tokens = {} if cnn else {"tokens": self.patches.num_patches}
         return tokens | {name: c[name] for name in names} | {"classes": len(self.classes)}
 
     @property

@@ -205,7 +205,7 @@ class ImageGeneration(Task):
         self.image_format = parts.training.form
         if self._tokenizer is None:
             gray = self.image_format.mode == "gray"
-            self._tokenizer = Palette.learn(parts.training.pixels, s.palette_size or (16 if gray else 64))
+            self._tokenizer = Palette.train(parts.training.pixels, s.palette_size or (16 if gray else 64))
         self._check_shape()
         if not self.model_config:
             self.classes = [] if s.unconditional else parts.classes

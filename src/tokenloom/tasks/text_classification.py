@@ -102,7 +102,7 @@ class TextClassification(Classification, TextEncoderTask):
         extra = {
             "tokens": f"{sum(len(ids) for ids, _ in training.items):,} to train;"
             f" {self.tokenizer.vocab_size:,} different ids",
-            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run"))),
+            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason or "of the run"))),
         }
         if notes:
             extra["cut"] = " ".join(notes)
@@ -132,7 +132,7 @@ class TextClassification(Classification, TextEncoderTask):
 
     def _samples(self, items: Sequence[Labeled], notes: list[str]) -> LabeledSamples:
         number = {label: n for n, label in enumerate(self.classes)}
-        rows = self.tokenizer.encode_all([item.text for item in items])
+        rows = self.tokenizer.encode_batch([item.text for item in items])
         if not self.counted:
             long = [item.id for item, row in zip(items, rows, strict=True) if len(row) >= self.context]
             if long:
@@ -253,7 +253,7 @@ class TextClassification(Classification, TextEncoderTask):
         answers: list[dict[str, Any]] = [{} for _ in texts]
         for start in range(0, len(order), 64):
             places = order[start : start + 64]
-            rows = self.tokenizer.encode_all([texts[place] for place in places])
+            rows = self.tokenizer.encode_batch([texts[place] for place in places])
             if not self.counted:
                 rows = [row[: self.context - 1] for row in rows]
             with self.ready() as model, torch.no_grad():
@@ -288,7 +288,7 @@ class TextClassification(Classification, TextEncoderTask):
         """What a user should know of texts that were labeled: which were cut, and what the model does not know."""
         notes = []
         if not self.counted:
-            lengths = [len(row) for row in self.tokenizer.encode_all(texts)]
+            lengths = [len(row) for row in self.tokenizer.encode_batch(texts)]
             cut = [place for place, length in enumerate(lengths, start=1) if length > self.context - 1]
             if cut:
                 what = counted(len(cut), "text")

@@ -42,7 +42,7 @@ from tokenloom.tasks._text_decoder import TextDecoderTask
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.tasks.base import Example, PerSampleLoss, PreparedData
 from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer
-from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
+from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate
@@ -159,7 +159,7 @@ class TextGeneration(TextDecoderTask):
             raise UserError(f"{data}: {tokens} tokens to train and {held} to validate are too few")
         extra = {
             "tokens": f"{tokens:,} to train, {held:,} to validate; {self.tokenizer.vocab_size:,} different ids",
-            "tokenizer": f"{self.tokenizer.kind}: {self.tokenizer.why}" if self.tokenizer.why else self.tokenizer.kind,
+            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason))),
         }
         if self._note_context:
             extra["context"] = self._note_context
@@ -354,7 +354,7 @@ class TextGeneration(TextDecoderTask):
         return {"tokenizer": self.tokenizer.fingerprint()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        self._tokenizer = load_own_tokenizer(folder / "tokenizer.json", kept.get("tokenizer"))
+        self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(kept.get("tokenizer")))
 
     # For the equality kit.
 

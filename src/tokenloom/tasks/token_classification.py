@@ -144,7 +144,7 @@ class TokenClassification(TextEncoderTask):
                 "tokens",
                 f"{sum(len(ids) for ids, _ in training.items):,} to train; {self.tokenizer.vocab_size:,} different ids",
             ),
-            ("tokenizer", ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.why or "of the run")))),
+            ("tokenizer", ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason or "of the run")))),
             *(("note", note) for note in [*notes, *self._long_words()]),
         ]
         report = {

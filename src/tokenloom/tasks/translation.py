@@ -45,7 +45,7 @@ from tokenloom.tasks._translation_settings import (
 )
 from tokenloom.tasks.base import Example, PreparedData
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer
-from tokenloom.tokenizers.text import choose_tokenizer, load_own_tokenizer
+from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
@@ -184,7 +184,7 @@ class Translation(Seq2SeqTask):
         source, target = self.tokenizers
         extra = {"tokens": f"{counts[0]:,} to train, {counts[1]:,} to validate, both sides together"}
         if source is target:
-            extra["tokenizer"] = f"{source.kind} for both sides: {source.why}" if source.why else source.kind
+            extra["tokenizer"] = f"{source.kind} for both sides: {source.reason}" if source.reason else source.kind
         else:
             extra["tokenizers"] = (
                 f"{source.kind} for sources, {source.vocab_size:,} ids; {target.kind} for targets, {target.vocab_size:,} ids"
@@ -367,7 +367,7 @@ class Translation(Seq2SeqTask):
         return {name: tokenizer.fingerprint() for name, tokenizer in parts.items()}
 
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        found = [load_own_tokenizer(folder / f"{name}.json", fingerprint) for name, fingerprint in kept.items()]
+        found = [load_tokenizer(folder / f"{name}.json", str(fingerprint)) for name, fingerprint in kept.items()]
         if not found:
             raise UserError(f"{folder}: its config names no tokenizer")
         self._tokenizers = (found[0], found[-1])

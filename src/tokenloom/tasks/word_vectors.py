@@ -147,7 +147,7 @@ class WordVectorTask(Task):
         parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
         train_words, val_words = self._words(parts.training), self._words(parts.validation)
         if self._vocabulary is None:
-            self._vocabulary = Vocabulary.of(train_words, s.min_count, s.word_rule)
+            self._vocabulary = Vocabulary.build(train_words, s.min_count, s.word_rule)
         vocabulary = self.vocabulary
         if len(vocabulary) < 2:
             raise UserError(

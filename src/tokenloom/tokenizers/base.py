@@ -1,4 +1,4 @@
-"""What every text tokenizer offers, and what they share: decoding, streaming, saving."""
+"""The interface of text tokenizers, and what they share: decoding, streaming, saving."""
 
 import codecs
 import json
@@ -17,7 +17,7 @@ from tokenloom.utils.files import sha256, write_text
 
 FORMAT = 1
 UNKNOWN = "unknown"
-END = "end"  # Stands before, between and after documents.
+END = "end"  # Before, between and after documents.
 Ids = NDArray[np.int32]
 
 _KINDS: dict[str, type["TextTokenizer"]] = {}
@@ -25,15 +25,14 @@ _SPECIAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 class TextTokenizer(ABC):
-    """Turns text into ids and ids back into text.
+    """Encodes text as ids and decodes ids to text.
 
-    The ids 0 … K−1 stand for text, the special tokens come after them in the order of `specials`. Special ids
-    come only from code that looks them up in `specials`: no text encodes to one (a literal "<|end|>" is plain
-    text), but for the token "unknown" of a tokenizer that was trained to have one.
+    Ids 0 … K−1 stand for text; the special tokens follow in the order of `specials`. No text encodes to a special token
+    (a literal "<|end|>" is plain text), except to "unknown" in a tokenizer trained with it; code looks special ids up
+    in `specials`.
 
-    `kind` is the name of the class in files and settings, `vocab_size` the number of ids with the special ones,
-    `specials` their names and ids, `notes` what training has to say (one sentence each; not saved), `why` how this
-    tokenizer came to be chosen (not saved).
+    kind: the name in files and settings. vocab_size: number of ids, special tokens included. specials: name → id.
+    notes: remarks of training, one sentence each; not saved. reason: why this tokenizer was chosen; not saved.
     """
 
     kind: ClassVar[str]
@@ -45,7 +44,7 @@ class TextTokenizer(ABC):
             _KINDS[cls.kind] = cls
 
     def __init__(self, table: list[bytes], specials: Sequence[str] = ()) -> None:
-        """`table` holds the UTF-8 bytes of each text token, `specials` the names of the special ones."""
+        """table: the UTF-8 bytes of each text token. specials: names of the special tokens."""
         for i, name in enumerate(specials):
             if not _SPECIAL_NAME.fullmatch(name) or name in specials[:i]:
                 raise ValueError(f"{name!r} is not the name of a special token, or is given twice")
@@ -53,59 +52,59 @@ class TextTokenizer(ABC):
         self.specials: dict[str, int] = {name: len(table) + i for i, name in enumerate(specials)}
         self.vocab_size: int = len(table) + len(specials)
         self.notes: list[str] = []
-        self.why: str = ""
+        self.reason: str = ""
 
     @abstractmethod
     def encode(self, text: str) -> Ids:
-        """The ids of a text, (N,) int32; empty for an empty text.
+        """Return the ids of a text, (N,) int32.
 
-        Raises UserError for a lone surrogate, and for what the tokenizer cannot represent (see `unseen`).
+        Raises UserError for a lone surrogate, and for text that the tokenizer cannot represent (see `unseen`).
         """
 
     @abstractmethod
     def unseen(self, text: str) -> list[str]:
-        """The distinct characters (or words) of a text that have no token, in order of first appearance."""
+        """Return the distinct characters (or words) of a text that have no token, in order of first appearance."""
 
     @abstractmethod
     def _content(self) -> dict[str, Any]:
-        """What a file has to hold beside format, kind and specials, under the names in `_keys`."""
+        """Return the entries of a file beside format, kind and specials; their names are `_keys`."""
 
     @classmethod
     @abstractmethod
     def _from_content(cls, content: dict[str, Any], specials: list[str]) -> Self:
-        """The inverse of `_content`. Raises UserError with the first fault."""
+        """Build the tokenizer from `_content`. Raises UserError with the first fault."""
 
-    def encode_all(self, texts: Sequence[str]) -> list[Ids]:
-        """`encode` for each of several texts."""
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Encode several texts."""
         return [self.encode(text) for text in texts]
 
-    def cut(self, text: str) -> int:
-        """A place where a text may be cut in two before it is encoded, whatever comes after it; 0 where there is none.
+    def safe_split(self, text: str) -> int:
+        """Return an index at which a text can be split before encoding, whatever follows it; 0 where there is none.
 
-        For every `more`: encode(text + more) = encode(text[:cut]), then encode(text[cut:] + more). The text must be the
-        beginning of what is encoded, or of what a cut has left of it. The place lies near the end of the text.
+        For every `more`: encode(text + more) = encode(text[:index]) followed by encode(text[index:] + more). The text
+        must begin where encoding begins, or at such an index. The index is near the end of the text.
         """
         return max(0, len(text) - 1)
 
     def decode(self, ids: ArrayLike, *, specials: bool = False) -> str:
-        """The text of ids (N,): the exact inverse of `encode` for text that can be represented.
+        """Return the text of ids (N,), the exact inverse of `encode`.
 
-        A special id gives nothing, or "<|name|>" with specials=True. Bytes that make no character (a byte-level
-        model may choose such ids) give U+FFFD. Raises ValueError for ids out of range.
+        A special token gives nothing, or "<|name|>" with specials=True. Bytes that are not valid UTF-8 (a byte-level
+        model may generate them) give U+FFFD. Raises ValueError for ids out of range.
         """
         pieces = self._pieces(specials)
         joined = b"".join([pieces[i] for i in self._check_ids(ids).tolist()])
         return joined.decode("utf-8", "replace")
 
     def stream(self) -> "TextStream":
-        """A fresh stream that turns ids into text one at a time."""
+        """Return a stream that decodes ids one at a time."""
         return TextStream(self._pieces(specials=False))
 
     def token_text(self, id: int) -> str:
-        """A printable form of one token, for tables and axes.
+        """Return a printable form of one token, for tables and axes.
 
-        A space is shown as ␣, a line feed as ⏎, a byte that is no character as \\xNN, any other character that
-        does not print by its escape, a special token as <|name|>.
+        Space is ␣, line feed ⏎, a byte that is no character \\xNN, any other unprintable character its escape, a
+        special token <|name|>.
         """
         if not 0 <= id < self.vocab_size:
             raise ValueError(f"id {id} is not in 0 … {self.vocab_size - 1}")
@@ -115,24 +114,23 @@ class TextTokenizer(ABC):
         return "".join(map(printable, text.replace(" ", "␣").replace("\n", "⏎")))
 
     def byte_lengths(self) -> NDArray[np.int64]:
-        """How many UTF-8 bytes of text each id stands for, (vocab,) int64; 0 for special tokens.
+        """Return the number of UTF-8 bytes of each id, (vocab,) int64; 0 for special tokens.
 
-        That of "unknown" is 0 as well, since what it stands for varies: where a text has unknown parts, bits per
-        byte must be taken over the bytes of the text itself.
+        "unknown" counts 0 too: for a text with unknown parts, compute bits per byte over the bytes of the text.
         """
         return np.array([len(piece) for piece in self._pieces(specials=False)], dtype=np.int64)
 
     def to_json(self) -> dict[str, Any]:
-        """All that is needed to rebuild the tokenizer, in types that JSON has."""
+        """Return everything needed to rebuild the tokenizer, as JSON types."""
         return {"format": FORMAT, "kind": self.kind, **self._content(), "specials": list(self.specials)}
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """The inverse of `to_json`; checks the entry "fingerprint" too when there is one.
+        """Rebuild a tokenizer from `to_json`; checks the entry "fingerprint" too when there is one.
 
         Raises UserError with the first fault.
         """
-        chosen, content, specials = _checked(data)
+        chosen, content, specials = _check_json(data)
         if not issubclass(chosen, cls):
             raise UserError(f"kind is {chosen.kind!r} where {cls.kind!r} is needed")
         tokenizer = chosen._from_content(content, specials)
@@ -141,12 +139,12 @@ class TextTokenizer(ABC):
         return tokenizer
 
     def fingerprint(self) -> str:
-        """The SHA-256, in hexadecimal, of the canonical JSON (sorted keys, ASCII, no spaces) of `to_json()`."""
+        """Return the SHA-256, in hexadecimal, of the canonical JSON (sorted keys, ASCII, no spaces) of `to_json()`."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return sha256(canonical)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as readable JSON (UTF-8) with its fingerprint, all or nothing."""
+        """Write the tokenizer as readable JSON (UTF-8) with its fingerprint, atomically."""
         write_text(Path(path), readable_json({**self.to_json(), "fingerprint": self.fingerprint()}))
 
     def _pieces(self, specials: bool) -> list[bytes]:
@@ -157,17 +155,17 @@ class TextTokenizer(ABC):
         if array.size == 0:
             return np.zeros(0, dtype=np.int32)
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(f"ids must be whole numbers in one dimension, not {array.dtype} {array.shape}")
+            raise ValueError(f"ids must be integers in one dimension, not {array.dtype} {array.shape}")
         if array.min() < 0 or array.max() >= self.vocab_size:
             raise ValueError(f"ids run from {array.min()} to {array.max()}, outside 0 … {self.vocab_size - 1}")
         return array
 
 
 class TextStream:
-    """Text from ids, one at a time, never half a character.
+    """Decodes ids one at a time, never emitting half a character.
 
-    An incomplete UTF-8 sequence is held back until its last byte has come. All that `push` and then `finish` return,
-    joined, equals `decode` of all ids.
+    An incomplete UTF-8 sequence is buffered until its last byte arrives. The joined results of `push` and `finish`
+    equal `decode` of all ids.
     """
 
     def __init__(self, pieces: list[bytes]) -> None:
@@ -175,20 +173,20 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
-        """The text that is certain now that `id` has come; may be empty. Raises ValueError for an id out of range."""
+        """Return the text completed by `id`, possibly empty. Raises ValueError for an id out of range."""
         if not 0 <= id < len(self._pieces):
             raise ValueError(f"id {id} is not in 0 … {len(self._pieces) - 1}")
         return self._decoder.decode(self._pieces[id])
 
     def finish(self) -> str:
-        """What was held back (U+FFFD for bytes that stayed incomplete). The stream can then be used afresh."""
+        """Return the buffered rest (U+FFFD for incomplete bytes) and reset the stream."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
 
 
-def as_texts(texts: str | Iterable[str]) -> list[str]:
-    """Training texts as a list. Raises UserError when there is no text at all or one holds a lone surrogate."""
+def check_texts(texts: str | Iterable[str]) -> list[str]:
+    """Return training texts as a list. Raises UserError when all are empty or one holds a lone surrogate."""
     checked = [texts] if isinstance(texts, str) else list(texts)
     for text in checked:
         utf8_length(text)
@@ -197,8 +195,8 @@ def as_texts(texts: str | Iterable[str]) -> list[str]:
     return checked
 
 
-def letters(alphabet: Iterable[str]) -> str:
-    """All characters of an alphabet, given one by one or as texts. Raises UserError for a lone surrogate."""
+def check_alphabet(alphabet: Iterable[str]) -> str:
+    """Return all characters of an alphabet given as characters or texts. Raises UserError for a lone surrogate."""
     found = set(alphabet) if isinstance(alphabet, str) else set().union(*alphabet)
     joined = "".join(sorted(found))
     utf8_length(joined)
@@ -206,7 +204,7 @@ def letters(alphabet: Iterable[str]) -> str:
 
 
 def utf8_length(text: str) -> int:
-    """The number of UTF-8 bytes of a text. Raises UserError for a lone surrogate, which UTF-8 cannot hold."""
+    """Return the number of UTF-8 bytes of a text. Raises UserError for a lone surrogate, which UTF-8 cannot encode."""
     if text.isascii():
         return len(text)
     try:
@@ -216,20 +214,20 @@ def utf8_length(text: str) -> int:
 
 
 def surrogate_error(text: str, error: UnicodeEncodeError) -> UserError:
-    """The one line for a text that no Unicode encoding can hold."""
+    """Return the error for a text with a lone surrogate."""
     return UserError(
         f"character {error.start + 1} of the text is U+{ord(text[error.start]):04X}, half of a surrogate pair, "
-        "which is no character; remove it or read the text with its right encoding"
+        "which is not a character; remove it or read the text with the right encoding"
     )
 
 
 def printable(char: str) -> str:
-    """The character itself when it prints, else its escape (\\n, \\x00, \\u2028)."""
+    """Return the character itself when it is printable, else its escape (\\n, \\x00, \\u2028)."""
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
-def named(items: Sequence[str], what: str, limit: int = 5) -> str:
-    """For a message: how many characters or words there are and which, at most `limit` of them."""
+def quote_list(items: Sequence[str], what: str, limit: int = 5) -> str:
+    """Return for a message how many characters or words there are, and the first `limit` of them."""
     shown = []
     for item in items[:limit]:
         code = f" (U+{ord(item):04X})" if len(item) == 1 else ""
@@ -239,20 +237,20 @@ def named(items: Sequence[str], what: str, limit: int = 5) -> str:
 
 
 def with_unknown(specials: Sequence[str], unknown: bool) -> list[str]:
-    """The names of the special tokens, "unknown" among them if and only if it is asked for there or here."""
+    """Return the names of the special tokens, with "unknown" if asked for."""
     return [*specials, UNKNOWN] if unknown and UNKNOWN not in specials else list(specials)
 
 
 def unseen_error(characters: Sequence[str]) -> UserError:
-    """The one line for characters that have no token."""
+    """Return the error for characters that have no token."""
     return UserError(
-        f"the tokenizer has no token for {named(characters, 'character')}; take them out of the text, or train with "
-        "text that holds them, with unknown=True, or with kind 'byte-bpe'"
+        f"the tokenizer has no token for {quote_list(characters, 'character')}; remove them from the text, or train "
+        "with text that contains them, with unknown=True, or with kind 'byte-bpe'"
     )
 
 
-def strings(content: dict[str, Any], key: str) -> list[str]:
-    """The entry `key` of a file's content, which must be a list of strings."""
+def read_strings(content: dict[str, Any], key: str) -> list[str]:
+    """Return the entry `key` of a file's content, which must be a list of strings."""
     value = content[key]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise UserError(f"{key!r} is not a list of strings")
@@ -261,11 +259,11 @@ def strings(content: dict[str, Any], key: str) -> list[str]:
     return value
 
 
-def alphabet_of(content: dict[str, Any]) -> list[str]:
-    """The entry "characters" of a file's content: one string of distinct characters in the order of code points."""
+def read_alphabet(content: dict[str, Any]) -> list[str]:
+    """Return the entry "characters" of a file's content: one string of distinct characters, sorted by code point."""
     value = content["characters"]
     if not isinstance(value, str) or not value:
-        raise UserError("'characters' is not a text of at least one character")
+        raise UserError("'characters' is not a string of at least one character")
     utf8_length(value)
     if sorted(set(value)) != list(value):
         raise UserError("'characters' are not distinct and sorted by code point")
@@ -273,7 +271,7 @@ def alphabet_of(content: dict[str, Any]) -> list[str]:
 
 
 def readable_json(data: dict[str, Any]) -> str:
-    """JSON with one line for each key and for each item of a list, characters unescaped where JSON allows it."""
+    """Return JSON with one line per key and per list item, characters unescaped where JSON allows it."""
     lines = []
     for key, value in data.items():
         if isinstance(value, list) and value:
@@ -284,9 +282,9 @@ def readable_json(data: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _checked(data: object) -> tuple[type[TextTokenizer], dict[str, Any], list[str]]:
+def _check_json(data: object) -> tuple[type[TextTokenizer], dict[str, Any], list[str]]:
     if not isinstance(data, dict):
-        raise UserError("it holds no JSON object")
+        raise UserError("it is not a JSON object")
     if data.get("format") != FORMAT or isinstance(data.get("format"), bool):
         raise UserError(f"its format is {data.get('format')!r}, and this version reads only format {FORMAT}")
     kind = data.get("kind")
@@ -300,8 +298,8 @@ def _checked(data: object) -> tuple[type[TextTokenizer], dict[str, Any], list[st
     for key in data:
         if key not in (*needed, "fingerprint"):
             raise UserError(f"the entry {key!r} does not belong in a tokenizer of kind {kind!r}")
-    specials = strings(data, "specials")
+    specials = read_strings(data, "specials")
     for i, name in enumerate(specials):
         if not _SPECIAL_NAME.fullmatch(name) or name in specials[:i]:
-            raise UserError(f"special token {i + 1}, {name!r}, is no name or is given twice")
+            raise UserError(f"special token {i + 1}, {name!r}, is not a name or is given twice")
     return chosen, {key: data[key] for key in chosen._keys}, specials

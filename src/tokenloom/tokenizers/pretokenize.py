@@ -1,9 +1,8 @@
-"""How a text is cut into chunks before tokens are made of it.
+"""Pre-tokenization: how a text is split into chunks before tokenization.
 
-Three rules, each a partition of the text: joining the chunks gives the text back, whatever it holds. The
-character classes are written out here instead of being taken from a regular-expression engine or a Unicode table,
-because those differ (`\\s` of one engine lacks U+001C–1F, and tables grow with every Unicode version) and a
-tokenizer must cut the same text in the same way on every machine.
+Three rules, each a partition of the text: the joined chunks are the text. Character classes are written out here
+because regular-expression engines and Unicode tables differ (`\\s` of one engine lacks U+001C–1F, tables grow with
+every Unicode version), and a tokenizer must split a text the same way on every machine.
 """
 
 import re
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator
 _WHITESPACE = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 # Characters that hold a sequence together: joiners, variation selectors, the tags of flag sequences.
 _JOINERS = r"\u200c\u200d\ufe00-\ufe0f\U000e0020-\U000e007f"
-# Control characters, punctuation, currency, arrows, mathematics, pictures: what stands between words.
+# Between words: control characters, punctuation, currency, arrows, mathematics, emoji.
 _SYMBOLS = (
     r"\x00-\x08\x0e-\x1b!-/:-@\[-`{-\x84\x86-\x9f\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7"  # ASCII, Latin-1
     r"\u037e\u0387\u055a-\u055f\u0589\u058a\u05be\u05c0\u05c3\u05c6\u05f3\u05f4"  # Greek, Armenian, Hebrew
@@ -25,7 +24,7 @@ _SYMBOLS = (
     r"\U0001f000-\U0001faff"
 )
 CLASSES = (_WHITESPACE, _JOINERS, _SYMBOLS, "0-9")
-"""What stands in a pair of brackets of a regular expression for each class of characters; all others are letters."""
+"""Each class as the inside of a regular expression's brackets; all other characters are letters."""
 _LETTER = f"[^{_WHITESPACE}{_JOINERS}{_SYMBOLS}0-9]"
 _LETTERS = f"[^{_WHITESPACE}{_SYMBOLS}0-9]"
 _WORD = f"[^{_WHITESPACE}{_JOINERS}{_SYMBOLS}][^{_WHITESPACE}{_SYMBOLS}]*"
@@ -46,59 +45,59 @@ SCRIPTED = re.compile(
 )
 """The rule of `ByteBPE`, for any script. Tried in this order:
 
-1. up to 32 letters, with the space or apostrophe in front of them; a letter is every character that is no
-   whitespace, no ASCII digit and no symbol, so combining marks stay with what they sit on, and joiners are kept;
-2. up to three ASCII digits, with the space in front of them;
-3. up to 32 symbols (punctuation, controls, pictures) and joiners, with the space in front of them;
-4. up to 32 whitespace characters, less a last space that belongs to the chunk after it.
+1. up to 32 letters, with the space or apostrophe before them; a letter is every character that is not
+   whitespace, an ASCII digit or a symbol, so combining marks stay with their base characters, and joiners are kept;
+2. up to three ASCII digits, with the space before them;
+3. up to 32 symbols (punctuation, controls, emoji) and joiners, with the space before them;
+4. up to 32 whitespace characters, except a last space that belongs to the next chunk.
 
 The limit of 32 bounds the work in text without spaces or of one repeated character.
 """
 
 WORDS = re.compile(f"{_WORD}(?:['’]{_WORD})*|[{_SYMBOLS}{_JOINERS}](?:[{_JOINERS}][{_SYMBOLS}]?)*|[{_WHITESPACE}]+")
-"""The rule of `Words`: a word (letters and digits, with apostrophes inside), one symbol, or a run of whitespace."""
+"""The rule of `WordTokenizer`: a word (letters, digits, inner apostrophes), a symbol, or a run of whitespace."""
 
 PROSE = re.compile(f"{_WORD}(?:['’]{_WORD})*")
-"""The words that `WORDS` finds, without what stands between them."""
+"""The words that `WORDS` finds, without symbols and whitespace."""
 
 NAMES = re.compile(_WORD)
-"""Runs of letters and digits, as they stand in code: an underscore or an apostrophe ends one."""
+"""Runs of letters and digits in source code: an underscore or an apostrophe ends one."""
 
 BLOCK = 1 << 22
-_BORDER = re.compile(f"[^{_WHITESPACE}](?=[{_WHITESPACE}])")
+_WORD_END = re.compile(f"[^{_WHITESPACE}](?=[{_WHITESPACE}])")
 
 
-def border_before_space(text: str) -> int:
-    """The last place before a whitespace character that follows another character; 0 where there is none.
+def last_word_end(text: str) -> int:
+    """Return the last index of a whitespace character that follows another character; 0 where there is none.
 
-    By every rule here a chunk ends at such a place, whatever stands around it: no chunk holds whitespace after another
-    character, and no rule looks further than that to know its end. So a text may be cut there before it is encoded.
+    A chunk ends there by every rule, whatever surrounds it: no chunk contains whitespace after another character, and
+    no rule looks further ahead.
     """
     reach = 1 << 12
     while True:
         start = max(0, len(text) - reach)
         last = 0
-        for found in _BORDER.finditer(text, start):
+        for found in _WORD_END.finditer(text, start):
             last = found.end()
         if last or start == 0:
             return last
         reach *= 16
 
 
-def certain_border(pattern: re.Pattern[str], text: str) -> int:
-    """A place where a chunk of a text ends whatever follows the text; 0 where none is certain yet.
+def safe_split(pattern: re.Pattern[str], text: str) -> int:
+    """Return an index where a chunk ends whatever follows the text; 0 where none is certain.
 
-    The text must begin where a chunk does. Near its end, before whitespace, where there is such a place; else before
-    the last two chunks, which what follows may still change (see `chunk_blocks`).
+    The text must begin where a chunk does. The index is the last end of a word, or else excludes the last two chunks,
+    which later text may still change (see `chunk_blocks`).
     """
-    return border_before_space(text) or sum(map(len, pattern.findall(text)[:-2]))
+    return last_word_end(text) or sum(map(len, pattern.findall(text)[:-2]))
 
 
 def chunk_blocks(pattern: re.Pattern[str], text: str, block: int = BLOCK) -> Iterator[list[str]]:
-    """The chunks of a text in lists that cover about `block` characters each, so that memory stays bounded.
+    """Yield the chunks of a text in lists that cover about `block` characters each, which bounds memory.
 
-    The same chunks as `pattern.findall(text)`: the last two of a block are cut again with what follows them,
-    because the end of the block may have cut them short.
+    Equal to `pattern.findall(text)`: the last two chunks of a block are split again together with the text after them,
+    because the block's end may have truncated them.
     """
     start = 0
     while start < len(text):
@@ -114,7 +113,7 @@ def chunk_blocks(pattern: re.Pattern[str], text: str, block: int = BLOCK) -> Ite
 
 
 def count_chunks(pattern: re.Pattern[str], texts: Iterable[str]) -> dict[str, int]:
-    """How often each distinct chunk occurs, in order of first appearance. No chunk crosses from text to text."""
+    """Return how often each distinct chunk occurs, in order of first appearance. No chunk crosses two texts."""
     counts: Counter[str] = Counter()
     for text in texts:
         for chunks in chunk_blocks(pattern, text):

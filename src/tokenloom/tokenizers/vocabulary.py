@@ -1,4 +1,4 @@
-"""Words without what stands between them, and the vocabulary of those that are frequent enough."""
+"""Words for word vectors: splitting a text into words, and the vocabulary of frequent words."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tokenloom.tokenizers.pretokenize import NAMES, PROSE
 from tokenloom.utils.files import sha256, write_text
 
 FORMAT = 1
-NONE = -1
-"""The id that stands between documents: no word."""
+BOUNDARY = -1
+"""The id after each document; not a word."""
 Rule = Literal["text", "code"]
 
 
 def words_of(text: str, rule: Rule) -> list[str]:
-    """The words of a text, in lower case and in Unicode's composed form (NFC).
+    """Return the words of a text, in lower case and Unicode's composed form (NFC).
 
     text: runs of letters and digits of any script, with apostrophes inside (don't, l'eau); ’ counts as '.
-    code: the words inside names: cut at underscores and before a capital that begins a word (`getHTTPReply_2` is get,
-    http, reply). Runs that begin with a digit are numbers, and no words.
+    code: the words inside names, split at underscores and before capitals that begin a word (`getHTTPReply_2` is get,
+    http, reply). Runs that begin with a digit are numbers, not words.
     """
     text = unicodedata.normalize("NFC", text)
     if rule == "text":
@@ -38,12 +38,12 @@ def words_of(text: str, rule: Rule) -> list[str]:
     parts: dict[str, list[str]] = {}
     runs: list[str] = NAMES.findall(text)
     for run in set(runs):
-        parts[run] = [] if run[0].isdigit() else [part.lower() for part in _humps(run)]
+        parts[run] = [] if run[0].isdigit() else [part.lower() for part in _split_camel_case(run)]
     return [part for run in runs for part in parts[run]]
 
 
-def _humps(name: str) -> list[str]:
-    """`HTTPServer2` → HTTP, Server2: cut before a capital that follows a small letter or digit, or comes before one."""
+def _split_camel_case(name: str) -> list[str]:
+    """Split `HTTPServer2` into HTTP, Server2: before capitals next to a lower-case letter or digit."""
     cuts = [0]
     for i in range(1, len(name)):
         if name[i].isupper() and (not name[i - 1].isupper() or name[i + 1 : i + 2].islower()):
@@ -53,10 +53,10 @@ def _humps(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that occur at least so often, most frequent first (ties in the order of their characters).
+    """The words with a minimum count, most frequent first (ties in alphabetical order).
 
-    words, counts: of equal length; the id of a word is its place. total: how many words the text has, with those that
-    are too rare. rule: how words were found, as in `words_of`.
+    words, counts: of equal length; the id of a word is its index. total: number of words in the text, rare ones
+    included. rule: as in `words_of`.
     """
 
     words: tuple[str, ...]
@@ -65,12 +65,12 @@ class Vocabulary:
     rule: Rule
 
     @classmethod
-    def of(cls, documents: Iterable[list[str]], least: int, rule: Rule) -> Self:
-        """Count the words of documents, and keep those that occur at least `least` times."""
+    def build(cls, documents: Iterable[list[str]], min_count: int, rule: Rule) -> Self:
+        """Count the words of documents and keep those that occur at least `min_count` times."""
         counts: Counter[str] = Counter()
         for document in documents:
             counts.update(document)
-        kept = sorted((pair for pair in counts.items() if pair[1] >= least), key=lambda pair: (-pair[1], pair[0]))
+        kept = sorted((pair for pair in counts.items() if pair[1] >= min_count), key=lambda pair: (-pair[1], pair[0]))
         return cls(tuple(word for word, _ in kept), tuple(n for _, n in kept), sum(counts.values()), rule)
 
     def __len__(self) -> int:
@@ -78,38 +78,38 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Word → id."""
+        """Return word → id."""
         return {word: id for id, word in enumerate(self.words)}
 
     @property
     def known(self) -> int:
-        """How many words of the text are kept."""
+        """Return the number of words in the text that are in the vocabulary."""
         return sum(self.counts)
 
     def encode(self, documents: Iterable[list[str]]) -> NDArray[np.int32]:
-        """One run of ids over all documents, each followed by `NONE`; words that are not kept are left out."""
+        """Return the ids of all documents, (N,), each followed by `BOUNDARY`; other words are left out."""
         runs: list[NDArray[np.int32]] = []
         for document in documents:
-            found = np.fromiter((self.ids.get(word, NONE) for word in document), np.int32, len(document))
-            runs += [found[found != NONE], np.array([NONE], np.int32)]
+            ids = np.fromiter((self.ids.get(word, BOUNDARY) for word in document), np.int32, len(document))
+            runs += [ids[ids != BOUNDARY], np.array([BOUNDARY], np.int32)]
         return np.concatenate(runs) if runs else np.zeros(0, np.int32)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         words = dict(zip(self.words, self.counts, strict=True))
         return {"format": FORMAT, "rule": self.rule, "total": self.total, "words": words}
 
     def fingerprint(self) -> str:
-        """The SHA-256 of its canonical JSON."""
+        """Return the SHA-256 of the canonical JSON."""
         return sha256(json.dumps(self.as_dict(), separators=(",", ":")))
 
     def save(self, path: Path) -> None:
-        """Write it as readable JSON, all or nothing."""
+        """Write readable JSON, atomically."""
         write_text(path, readable_json(self.as_dict()))
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote. Raises UserError, naming the file, when it is missing or damaged."""
+        """Read what `save` wrote. Raises UserError with the file when it is missing or damaged."""
         try:
             data = json.loads(path.read_bytes().decode("utf-8"))
             if data["format"] != FORMAT or data["rule"] not in ("text", "code"):
@@ -119,4 +119,4 @@ class Vocabulary:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: damaged, or no vocabulary ({type(error).__name__}: {error})") from None
+            raise UserError(f"{path}: damaged, or not a vocabulary ({type(error).__name__}: {error})") from None

@@ -25,7 +25,7 @@ from tokenloom.data.pretokenized.streaming import Advance, StreamedText, open_te
 from tokenloom.data.pretokenized.train_tokenizer import train_tokenizer
 from tokenloom.data.pretokenized.workers import Job, WorkerPool
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer, named
+from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer, quote_list
 from tokenloom.tokenizers.text import check_choice, load_tokenizer
 
 SHARD = 1 << 24
@@ -160,21 +160,21 @@ def _tokenizer(
         try:
             tokenizer = load_tokenizer(place.tokenizer)
             if tokenizer.fingerprint() == known["fingerprint"]:
-                tokenizer.why, tokenizer.notes = known["why"], list(known["notes"])
+                tokenizer.reason, tokenizer.notes = known["why"], list(known["notes"])
                 return tokenizer
         except UserError:
             pass  # It is made again, and comes out the same.
     tokenizer = _learn(wish, text, found, sides) if given is None else given
     if UNKNOWN not in tokenizer.specials and (unseen := tokenizer.unseen("".join(sorted(found.alphabet)))):
         raise UserError(
-            f"{text.name}: {wish.tokenizer} has no token for {named(unseen, 'character')}; another tokenizer is needed"
+            f"{text.name}: {wish.tokenizer} has no token for {quote_list(unseen, 'character')}; choose another"
         )
     tokenizer.save(place.tokenizer)
     begun["tokenizer"] = {
         "fingerprint": tokenizer.fingerprint(),
         "kind": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
-        "why": tokenizer.why or f"taken from {Path(wish.tokenizer).name}",
+        "why": tokenizer.reason or f"taken from {Path(wish.tokenizer).name}",
         "notes": tokenizer.notes,
         "borders": end_of(tokenizer) is not None,
     }
@@ -216,7 +216,7 @@ class _Work:
 
     def done(self, crew: WorkerPool, advance: Advance) -> dict[str, list[Shard]]:
         """All shards of both parts, in order."""
-        for side, piece in self.sides.pieces(self.text, self.tokenizer.cut):
+        for side, piece in self.sides.pieces(self.text, self.tokenizer.safe_split):
             raw, filling = piece.text.encode(), self._open[side]
             filling.pieces.append((raw, piece.first, piece.last))
             filling.size += len(raw)

@@ -326,7 +326,7 @@ class Piece:
 
 
 Cut = Callable[[str], int]
-"""Where a text may be cut, as `TextTokenizer.cut` has it."""
+"""Where a text may be cut, as `TextTokenizer.safe_split` has it."""
 PIECE = 1 << 16
 LONGEST_UNCUT = 1 << 26
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tokenloom.data.pretokenized.scan import TRAINING, Sides, Survey
 from tokenloom.data.pretokenized.streaming import StreamedText
 from tokenloom.tokenizers.base import TextTokenizer
-from tokenloom.tokenizers.text import MOST_CHARACTERS, choose_tokenizer, size_for
+from tokenloom.tokenizers.text import AUTO_CHARACTERS, choose_tokenizer, suggested_vocab_size
 
 SAMPLE = 1 << 24
 STRETCH = 1 << 16
@@ -26,15 +26,17 @@ def train_tokenizer(
     if total <= SAMPLE:
         return choose_tokenizer(list(_whole(text, sides)), kind, size, specials, [alphabet])
     if kind == "auto":
-        kind = "char" if size is None and len(alphabet) <= MOST_CHARACTERS else "byte-bpe"
+        kind = "char" if size is None and len(alphabet) <= AUTO_CHARACTERS else "byte-bpe"
     if kind == "char":
         tokenizer = choose_tokenizer([alphabet], kind, size, specials)
-        tokenizer.why = f"{tokenizer.vocab_size:,} ids, for all {len(alphabet):,} distinct characters of the text"
+        tokenizer.reason = f"{tokenizer.vocab_size:,} ids, for all {len(alphabet):,} distinct characters of the text"
         return tokenizer
     if size is None and kind in ("bpe", "byte-bpe", "word"):
-        size = size_for(found.bytes * total // found.characters) + (len(alphabet) if kind == "bpe" else 0)
+        size = suggested_vocab_size(found.bytes * total // found.characters) + (len(alphabet) if kind == "bpe" else 0)
     tokenizer = choose_tokenizer(_stretches(text, sides, total), kind, size, specials, [alphabet])
-    tokenizer.why = f"{tokenizer.vocab_size:,} ids, learned from {SAMPLE:,} of the training part's {total:,} characters"
+    tokenizer.reason = (
+        f"{tokenizer.vocab_size:,} ids, learned from {SAMPLE:,} of the training part's {total:,} characters"
+    )
     return tokenizer
 
 

@@ -10,7 +10,7 @@ from tokenloom.training.events import Baseline
 
 ORDER = 6
 # Counting more text than this takes longer than it is worth for a line of comparison.
-MOST_CHARACTERS = 6_000_000
+MAX_CHARACTERS = 6_000_000
 
 
 def ngram_baseline(training: TextData, validation: TextData, *, targets: int, skip: int = 0) -> Baseline:
@@ -21,10 +21,10 @@ def ngram_baseline(training: TextData, validation: TextData, *, targets: int, sk
     """
     note = "over characters, with running context"
     kept: list[str] = []
-    room = MOST_CHARACTERS
+    room = MAX_CHARACTERS
     for document in training.documents:
         if room <= 0:
-            note += f", from the first {MOST_CHARACTERS:,} characters of the training text"
+            note += f", from the first {MAX_CHARACTERS:,} characters of the training text"
             break
         kept.append(document.text[:room])
         room -= len(document.text)

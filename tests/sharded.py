@@ -49,16 +49,16 @@ def in_memory(
 ) -> tuple[Any, dict[str, np.ndarray]]:
     """The tokenizer and the ids of both parts, made the way that holds everything in memory."""
     parts = split(read_text(source))
-    borders = parts.training.documented and len(parts.training.documents) > 1
+    borders = parts.train.documented and len(parts.train.documents) > 1
     tokenizer = choose_tokenizer(
-        [document.text for document in parts.training.documents],
+        [document.text for document in parts.train.documents],
         kind,
         vocab_size,
         specials=(END,) if borders else (),
         alphabet=[document.text for document in parts.validation.documents],
     )
     ids = {}
-    for part, data in zip(PARTS, (parts.training, parts.validation), strict=True):
+    for part, data in zip(PARTS, (parts.train, parts.validation), strict=True):
         run = [tokenizer.specials[END]] if borders else []
         for document in data.documents:
             run += tokenizer.encode(document.text).tolist() + ([tokenizer.specials[END]] if borders else [])

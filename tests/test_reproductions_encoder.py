@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import tokenloom
-from tokenloom.data.conll import TaggedData, split_tagged
+from tokenloom.data.conll import MARKS, TaggedData
 from tokenloom.data.documents import TextData
-from tokenloom.data.punctuation import MARKS
 from tokenloom.data.registry import load_data
+from tokenloom.data.split import split
 from tokenloom.tasks.token_classification import TokenClassification
 
 pytestmark = pytest.mark.slow
@@ -35,11 +35,11 @@ def test_pre_training_wins_where_labels_are_few(shakespeare: TextData, tmp_path:
     without one. The same words are asked for, which neither has seen."""
     data = load_data("punctuation")
     assert isinstance(data, TaggedData)
-    parts = split_tagged(data, 0.1)
-    for name, sentences in (("few", parts.training.sentences[::100][:200]), ("asked", parts.validation.sentences[::8])):
+    parts = split(data, 0.1)
+    for name, sentences in (("few", parts.train.sentences[::100][:200]), ("asked", parts.validation.sentences[::8])):
         rows = ("\n".join(f"{w}\t{label}" for w, label in zip(s.words, s.labels, strict=True)) for s in sentences)
         (tmp_path / f"{name}.conll").write_text("\n\n".join(rows), "utf-8")
-    (tmp_path / "read.txt").write_text("\n".join(" ".join(s.words) for s in parts.training.sentences), "utf-8")
+    (tmp_path / "read.txt").write_text("\n".join(" ".join(s.words) for s in parts.train.sentences), "utf-8")
     sizes = {"size": "nano", "vocab_size": 2000}
     body = str(tmp_path / "body")
     reading = {"lines": True, "batch_size": 32, "steps": 1200, "eval_every": 400, "out": body, **sizes, **ONE}

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tokenloom
-from tokenloom.data.image_split import split_images
 from tokenloom.data.images import read_images
+from tokenloom.data.split import split
 from tokenloom.generation import Sampling
 from tokenloom.tasks._image_tokens import augmented_copy
 from tokenloom.tasks.image_generation import ImageGeneration
@@ -78,8 +78,8 @@ def learnt_from(pixels: NDArray[np.uint8], labels: NDArray[np.int64], held: Any)
 def completed(task: ImageGeneration, parts: Any, count: int = 40) -> tuple[float, float]:
     """Mean squared errors of lower halves that were held out: of the mean of 16 completions, and of the picture of the
     training part whose upper half is nearest."""
-    half = parts.training.pixels.shape[2] // 2
-    known = parts.training.pixels / 255.0
+    half = parts.train.pixels.shape[2] // 2
+    known = parts.train.pixels / 255.0
     ours, theirs = [], []
     for picture in parts.validation.pixels[:: len(parts.validation) // count][:count]:
         wanted = picture[:, half:] / 255.0
@@ -102,8 +102,8 @@ def measured_codes(run: Path) -> dict[str, float]:
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
     assert isinstance(task.tokenizer, VQTokenizer)
-    parts = split_images(read_images("mnist-5k"))
-    read = reader(parts.training.pixels, parts.training.labels)
+    parts = split(read_images("mnist-5k"))
+    read = reader(parts.train.pixels, parts.train.labels)
     metrics = task.evaluate()
     found = {name: metrics[name] for name in ("bits_per_token", "bits_per_dim", "mse")}
     found["reader"] = float((read(parts.validation.pixels) == parts.validation.labels).mean())
@@ -156,8 +156,8 @@ def measured_small(run: Path) -> float:
     """The share of small pictures in which the class is read that was asked for."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
-    parts = split_images(read_images("mnist-5k", task.image_format))
-    read = reader(parts.training.pixels, parts.training.labels)
+    parts = split(read_images("mnist-5k", task.image_format))
+    read = reader(parts.train.pixels, parts.train.labels)
     return share_read(task, read, 500)[0]
 
 

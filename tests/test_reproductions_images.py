@@ -76,11 +76,11 @@ def of_size(folder: Path, n: int) -> tuple[str, str]:
     """mnist-5k as folders of pictures: n to train, the first n / 10 of each class, and the 1,000 that validate."""
     from PIL import Image
 
-    from tokenloom.data.image_split import split_images
     from tokenloom.data.images import read_images
+    from tokenloom.data.split import split as split_data
 
-    parts = split_images(read_images("mnist-5k"))
-    for name, part, most in (("train", parts.training, n // 10), ("held", parts.validation, 100)):
+    parts = split_data(read_images("mnist-5k"))
+    for name, part, most in (("train", parts.train, n // 10), ("held", parts.validation, 100)):
         for label in range(10):
             (folder / name / str(label)).mkdir(parents=True)
             for place in (part.labels == label).nonzero()[0][:most]:

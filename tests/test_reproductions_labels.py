@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import MultinomialNB
 
 import tokenloom
-from tokenloom.data.labeled import Labeled, read_labeled
-from tokenloom.data.labeled_split import LabeledSplit, split_labeled
+from tokenloom.data.labeled import Labeled, LabeledData, read_labeled
+from tokenloom.data.split import Split, split
 from tokenloom.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -27,9 +27,9 @@ HOLDOUT = 0.2
 LAST = {"val_fraction": HOLDOUT, "eval_every": 100_000, "threads": 1}
 
 
-def parts_of(name: str, seed: int = 0) -> LabeledSplit:
+def parts_of(name: str, seed: int = 0) -> Split[LabeledData]:
     try:
-        return split_labeled(read_labeled(name), HOLDOUT, seed)
+        return split(read_labeled(name), HOLDOUT, seed)
     except UserError as error:
         lacking(str(error))
 
@@ -38,9 +38,9 @@ def columns(items: Sequence[Labeled]) -> tuple[list[str], list[str]]:
     return [item.text for item in items], [item.label for item in items]
 
 
-def peer_accuracy(parts: LabeledSplit) -> float:
+def peer_accuracy(parts: Split[LabeledData]) -> float:
     """TF-IDF with logistic regression by scikit-learn, with the C that is best on the very texts it is measured on."""
-    texts, labels = columns(parts.training.items)
+    texts, labels = columns(parts.train.items)
     held, truth = columns(parts.validation.items)
     weights = TfidfVectorizer().fit(texts)
     X, X_held = weights.transform(texts), weights.transform(held)
@@ -88,7 +88,7 @@ def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:
         rows = [np.bincount(ids, minlength=task.tokenizer.vocab_size) for ids in task.tokenizer.encode_batch(texts)]
         return np.stack(rows)[:, [id for id in range(task.tokenizer.vocab_size) if id not in idle]]
 
-    texts, labels = columns(parts.training.items)
+    texts, labels = columns(parts.train.items)
     held, truth = columns(parts.validation.items)
     peer = MultinomialNB(alpha=1.0).fit(counts(texts), labels)
     found = [one["label"] for one in task.predict(held)]
@@ -105,14 +105,14 @@ def test_with_a_hundred_labels_unlabeled_texts_help(tmp_path: Path) -> None:
     gains = []
     parts = parts_of("sms-spam")
     unlabeled = tmp_path / "unlabeled.jsonl"
-    write_texts(unlabeled, [item.text for item in parts.training.items])
+    write_texts(unlabeled, [item.text for item in parts.train.items])
     sizes: dict[str, Any] = {"width": 64, "depth": 2, "heads": 4, "context": 64}
     body = tmp_path / "body"
     tokenloom.train(str(unlabeled), task="fill-mask", out=body, steps=10_000, vocab_size=2_000, threads=1, **sizes)
     held = tmp_path / "held.csv"
     write_table(held, parts.validation.items)
     for seed in range(5):
-        chosen = np.random.default_rng(seed).permutation(len(parts.training.items))[:100]
+        chosen = np.random.default_rng(seed).permutation(len(parts.train.items))[:100]
         few = tmp_path / f"few{seed}.csv"
         write_table(few, [parts.training.items[place] for place in chosen])
         common = {"validation": str(held), "batch_size": 16, "eval_every": 1_000, "threads": 1, "seed": seed}

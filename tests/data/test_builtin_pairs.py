@@ -4,8 +4,9 @@ import pytest
 from needs import lacking
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.pairs import PairData, split_pairs
+from tokenloom.data.pairs import PairData
 from tokenloom.data.sets.verses import plain
+from tokenloom.data.split import split
 from tokenloom.errors import UserError
 
 
@@ -41,7 +42,7 @@ def test_dates_by_hand() -> None:
         "Montag, 5. Dezember 2050",
     )
     assert french["2038-04-01"].target == "1 avril 2038"
-    parts = split_pairs(pairs_of("dates-de"))
+    parts = split(pairs_of("dates-de"))
     assert len(parts.validation.pairs) == 600
 
 

@@ -74,8 +74,8 @@ def test_tinyshakespeare_through_the_command_for_a_copy(tinyshakespeare: str, ca
     assert data.documents[0].text == tinyshakespeare
     assert len(set(tinyshakespeare)) == 65
     parts = split(data)
-    assert (parts.training.characters, parts.validation.characters) == (1_003_854, 111_540)
-    assert parts.training.documents[0].text == tinyshakespeare[:1_003_854]
+    assert (parts.train.characters, parts.validation.characters) == (1_003_854, 111_540)
+    assert parts.train.documents[0].text == tinyshakespeare[:1_003_854]
     assert parts.validation.documents[0].text == tinyshakespeare[1_003_854:]
 
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.data.pairs import Pair, PairColumns, PairData, looks_like_pairs, read_pairs, split_pairs
+from tokenloom.data.pairs import Pair, PairColumns, PairData, looks_like_pairs, read_pairs
+from tokenloom.data.report import data_report
+from tokenloom.data.split import split
 from tokenloom.errors import UserError
 
 
@@ -137,35 +139,33 @@ def test_pairs_with_one_source_stay_on_one_side() -> None:
     pairs = [Pair(f"p:{i}", f"source {i % 40}", f"target {i}") for i in range(120)] + [
         Pair("p:120", "source 0", "target 0")
     ]
-    parts = split_pairs(PairData(pairs, name="p"))
-    known = {pair.source for pair in parts.training.pairs}
+    parts = split(PairData(pairs, name="p"))
+    known = {pair.source for pair in parts.train.pairs}
     assert not any(pair.source in known for pair in parts.validation.pairs)
-    assert len(parts.training.pairs) + len(parts.validation.pairs) == 121
+    assert len(parts.train.pairs) + len(parts.validation.pairs) == 121
     assert 6 <= len(parts.validation.pairs) <= 20
-    assert parts.notes == [
-        "exact repeats of another pair: 1",
-        "pairs with the source of another, and another target: 80",
-    ]
-    assert split_pairs(PairData(pairs, name="p")) == parts
+    assert parts.notes[0].startswith("81 pairs with the source of another, kept on the same side: p:0 = p:40 = p:80")
+    assert data_report(parts).facts["duplicates"] == len(pairs) - 120
+    assert split(PairData(pairs, name="p")) == parts
 
 
 def test_a_new_pair_does_not_shuffle_the_others() -> None:
     pairs = [Pair(f"p:{i}", f"source {i}", "t") for i in range(200)]
-    before = {pair.id for pair in split_pairs(PairData(pairs[:-1])).validation.pairs}
-    after = {pair.id for pair in split_pairs(PairData(pairs)).validation.pairs}
+    before = {pair.id for pair in split(PairData(pairs[:-1])).validation.pairs}
+    after = {pair.id for pair in split(PairData(pairs)).validation.pairs}
     assert len(before ^ after) <= 3
 
 
 def test_given_validation_pairs_that_are_in_training_are_told() -> None:
     training = PairData([Pair("a:1", "x", "y"), Pair("a:2", "u", "v")], name="a")
     held = PairData([Pair("b:1", "x", "z"), Pair("b:2", "w", "w")], name="b")
-    parts = split_pairs(training, validation=held)
-    assert parts.notes == ["sources that are in the training pairs too: 1 of 2 validation pairs: b:1"]
+    parts = split(training, validation=held)
+    assert parts.notes == ["in the training data too: 1 of 2 validation pairs: b:1"]
 
 
 def test_one_source_alone_cannot_be_split() -> None:
-    with pytest.raises(UserError, match="2 pairs with 1 different source cannot be split"):
-        split_pairs(PairData([Pair("a", "x", "y"), Pair("b", "x", "z")], name="d"))
+    with pytest.raises(UserError, match="2 pairs, 1 different: at least 2"):
+        split(PairData([Pair("a", "x", "y"), Pair("b", "x", "z")], name="d"))
 
 
 def test_pairs_are_texts_too() -> None:

@@ -10,7 +10,7 @@ from traps import TEXTS, TextTrap
 
 from tokenloom.data.documents import Document
 from tokenloom.data.pretokenized import streaming as streams
-from tokenloom.data.pretokenized.scan import LEFT_OUT, VALIDATION, choose_sides, survey
+from tokenloom.data.pretokenized.scan import LEFT_OUT, VALIDATION, split_corpus, survey
 from tokenloom.data.pretokenized.streaming import Piece, open_text, pieces_of
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
@@ -182,17 +182,17 @@ def test_the_split_is_that_of_the_text_read_whole(count: int, fraction: float, t
     expected = split(read_text(source), fraction)
     text = open_text(source)
     found = survey(text)
-    sides = choose_sides(text, found, None if fraction == 0.1 else fraction)
+    sides = split_corpus(text, found, None if fraction == 0.1 else fraction)
     parts: list[list[str]] = [[], []]
     begun = [False, False]
     for side, piece in sides.pieces(text, lambda t: len(t) - 1):
         parts[side] += [""] if piece.first else []
         parts[side][-1] += piece.text
         begun[side] = not piece.last
-    assert parts[0] == [document.text for document in expected.training.documents]
+    assert parts[0] == [document.text for document in expected.train.documents]
     assert parts[1] == [document.text for document in expected.validation.documents]
     assert sides.how == expected.how
-    assert sides.notes == expected.notes
+    assert sides.notes == [note.partition(": ")[0] for note in expected.notes]
     assert sides.documents(VALIDATION) == len(parts[1])
     assert sides.characters(VALIDATION, found) == sum(map(len, parts[1]))
     assert sides.characters(0, found) == sum(map(len, parts[0]))
@@ -208,7 +208,7 @@ def test_of_very_many_documents_each_is_decided_by_itself(tmp_path: Path, monkey
     text = open_text(path)
     found = survey(text)
     assert len(found.first_id) <= 102, "their names are not kept"
-    sides = choose_sides(text, found, 0.2)
+    sides = split_corpus(text, found, 0.2)
     assert 0.15 < sum(sides.side) / 1000 < 0.25
     assert sides.side[:100] == sides.side[900:], "identical ones stay on one side"
     assert found.duplicates == 100
@@ -222,8 +222,8 @@ def test_a_tenth_of_a_very_large_text_would_be_too_much(monkeypatch: pytest.Monk
     path.write_text("a word " * 300)
     text = open_text(path)
     found = survey(text)
-    assert choose_sides(text, found, None).characters(VALIDATION, found) == 50
-    assert choose_sides(text, found, 0.1).characters(VALIDATION, found) == 210
+    assert split_corpus(text, found, None).characters(VALIDATION, found) == 50
+    assert split_corpus(text, found, 0.1).characters(VALIDATION, found) == 210
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, 2.0])
@@ -232,4 +232,4 @@ def test_a_share_that_is_none_is_refused(fraction: float, tmp_path: Path) -> Non
     path.write_text("a word " * 30)
     text = open_text(path)
     with pytest.raises(UserError, match="--val-fraction"):
-        choose_sides(text, survey(text), fraction)
+        split_corpus(text, survey(text), fraction)

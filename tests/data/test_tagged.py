@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.conll import Columns, TaggedData, looks_tagged, read_tagged, report_lines, split_tagged
+from tokenloom.data.conll import Columns, TaggedData, bare_words, looks_tagged, punctuated, read_tagged, restored
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.punctuation import bare_words, punctuated, restored
+from tokenloom.data.report import data_report
 from tokenloom.data.sets.punctuation import without_names
+from tokenloom.data.split import split
 from tokenloom.errors import UserError
 
 ROWS = "-DOCSTART- X O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nGerman JJ B-MISC\n"
@@ -73,25 +74,25 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
 def test_equal_sentences_stay_on_one_side_and_what_is_odd_is_noted(tmp_path: Path) -> None:
     text = "\n\n".join(["same X"] * 3 + [f"w{n} X" for n in range(30)] + ["rare R"])
     data = read_tagged(written(tmp_path, text))
-    parts = split_tagged(data, 0.1)
-    sides = [{s.words for s in part.sentences} for part in (parts.training, parts.validation)]
+    parts = split(data, 0.1)
+    sides = [{s.words for s in part.sentences} for part in (parts.train, parts.validation)]
     assert not sides[0] & sides[1]
-    assert sum(len(part.sentences) for part in (parts.training, parts.validation)) == len(data.sentences)
-    assert any("'R'" in note for note in parts.notes)
-    assert any("34 sentences" in line or "training" in line for line in report_lines(parts, []))
+    assert sum(len(part.sentences) for part in (parts.train, parts.validation)) == len(data.sentences)
+    assert any("rare labels" in line and "'R'" in line for line in data_report(parts).lines())
 
 
 def test_labels_that_training_never_shows_are_named(tmp_path: Path) -> None:
     training = read_tagged(written(tmp_path, "a X\n\nb X\n\nb Y"))
     validation = read_tagged(written(tmp_path, "a Z\n", "b.conll"))
-    notes = split_tagged(training, 0.1, validation=validation).notes
-    assert any("never shows" in note and "'Z' (1×)" in note for note in notes)
-    assert any("only once: 'Y'" in note for note in notes)
+    report = data_report(split(training, 0.1, validation=validation))
+    assert report.facts["unseen_labels"] == {"Z": 1}
+    assert any("unseen labels" in line and "'Z' (1×)" in line for line in report.lines())
+    assert any("rare labels" in line and "'Y'" in line for line in report.lines())
 
 
 def test_too_few_sentences_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="2 sentences: at least 5 different ones"):
-        split_tagged(read_tagged(written(tmp_path, "a X\n\nb X\n")), 0.1)
+    with pytest.raises(UserError, match="2 sentences, 2 different: at least 5 different ones"):
+        split(read_tagged(written(tmp_path, "a X\n\nb X\n")), 0.1)
 
 
 def test_bare_words_and_their_labels() -> None:
@@ -126,7 +127,7 @@ def test_paragraphs_are_sentences_and_documents_groups() -> None:
         ("b:1", ("five",), "b"),
     ]
     assert data.notes == ["left out 1 paragraph without a letter or digit"]
-    parts = split_tagged(TaggedData(data.sentences * 2, held_out=("b",)), 0.1)
+    parts = split(TaggedData(data.sentences * 2, held_out=("b",)), 0.1)
     assert {s.group for s in parts.validation.sentences} == {"b"}
     with pytest.raises(UserError, match="no word"):
         punctuated(TextData([Document("a", "* * *")]))

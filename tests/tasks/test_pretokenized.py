@@ -61,7 +61,7 @@ def test_training_on_shards_is_training_in_memory(
         found.append((losses, weights, baseline.value, baseline.note, fitting.task.evaluate(), report))
     memory, sharded = found
     assert memory[:5] == sharded[:5]
-    counts = ("training", "validation", "distinct_characters", "duplicates", "how", "notes")
+    counts = ("train", "validation", "distinct_characters", "duplicates", "split", "notes")
     assert {name: sharded[5][name] for name in counts} == {name: memory[5][name] for name in counts}
     assert sharded[5]["extra"]["tokens"] == memory[5]["extra"]["tokens"]
 

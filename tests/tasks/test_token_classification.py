@@ -111,7 +111,7 @@ def test_long_sentences_and_long_words_are_named(tmp_path: Path) -> None:
             *material.validation.take(material.validation.all()),
         )
     )
-    assert counted == words.training.words + words.validation.words
+    assert counted == words.train.words + words.validation.words
 
 
 def test_any_text_gives_labels_of_punctuation(tmp_path: Path) -> None:

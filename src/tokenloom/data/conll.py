@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.documents import DataSet, Document, TextData
-from tokenloom.data.split import DEFAULT_FRACTION, ENOUGH_DOCUMENTS, split
+from tokenloom.data.documents import DataSet, Document, Facts, SplitKeys, TextData
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
 from tokenloom.utils.names import counted, some
@@ -16,6 +17,13 @@ from tokenloom.utils.names import counted, some
 ENDINGS = (".conll", ".conllu", ".conll03", ".bio", ".iob", ".iob2")
 _DOCUMENT = "-DOCSTART-"
 _UNIVERSAL = 10  # Columns of the CoNLL-U format.
+
+MIN_SENTENCES = 5
+MARKS = ",.;:?!"
+NONE, LOWER, CAPITAL = "none", "lower", "capital"
+_PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
+# Letters, digits, and what stands between them: don't, well-known, 3.14.
+_WORD = re.compile(r"[^\W_](?:\S*[^\W_])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,45 @@ class TaggedData(DataSet):
 
     def as_text(self) -> TextData:
         """The words with spaces between them, a document a sentence."""
-        shared = {f.name: getattr(self, f.name) for f in fields(DataSet)}
+        shared = self.shared_fields()
         if isinstance(self.held_out, tuple):
             shared["held_out"] = tuple(s.id for s in self.sentences if s.group in self.held_out)
         return TextData([Document(s.id, " ".join(s.words)) for s in self.sentences], True, **shared)
+
+    def split_keys(self) -> SplitKeys:
+        texts = [" ".join(sentence.words) for sentence in self.sentences]
+        return SplitKeys(
+            ids=[sentence.id for sentence in self.sentences],
+            content=texts,
+            groups=[sentence.group for sentence in self.sentences],
+            sizes=[len(text) for text in texts],
+            noun="sentence",
+            min_distinct=MIN_SENTENCES,
+        )
+
+    def select(self, indices: Sequence[int]) -> Self:
+        return replace(self, sentences=[self.sentences[index] for index in indices])
+
+    def counts(self) -> dict[str, int]:
+        return {"sentences": len(self.sentences), "words": self.words}
+
+    def facts(self, validation: Self) -> Facts:
+        counts, held = self.labels(), validation.labels()
+        total = sum(counts.values())
+        shown = some((f"{label} {n / total:.1%}" for label, n in counts.most_common()), 12)
+        longest = max(self.sentences, key=lambda sentence: len(sentence.words))
+        rows = [
+            ("labels", f"{len(counts):,} distinct: {shown}"),
+            ("longest", f"{longest.id} with {counted(len(longest.words), 'word')}"),
+        ]
+        if unseen := {label: n for label, n in held.items() if label not in counts}:
+            listed = some((f"{label!r} ({n:,}×)" for label, n in sorted(unseen.items())), 10)
+            rows.append(("unseen labels", f"in validation but not in training data, always counted as wrong: {listed}"))
+        if once := sorted(label for label, n in counts.items() if n == 1):
+            rows.append(("rare labels", f"only once in the training data: {some(map(repr, once), 10)}"))
+        if len(counts) == 1:
+            rows.append(("one label", f"all words have the label {next(iter(counts))!r}: there is nothing to learn"))
+        return {"labels": dict(counts), "unseen_labels": unseen, "longest": (longest.id, len(longest.words))}, rows
 
 
 @dataclass(frozen=True)
@@ -160,83 +203,55 @@ def _places(columns: Columns, width: int, tabs: bool, where: str, notes: list[st
     return word - 1, label - 1
 
 
-@dataclass(frozen=True)
-class TaggedSplit:
-    """The two parts of tagged sentences, how they were told apart, and what is to be said of them."""
-
-    training: TaggedData
-    validation: TaggedData
-    how: str
-    notes: list[str]
+# Labels derived from any text: what punctuation follows a word, and whether it had a capital.
 
 
-def split_tagged(data: TaggedData, fraction: float, *, validation: TaggedData | None = None) -> TaggedSplit:
-    """Keep sentences for validation, as `split` keeps documents: equal sentences stay on one side.
+def bare_words(text: str) -> Iterator[tuple[str, str]]:
+    """The words of a text in small letters without what stands around them, each with its label `mark|case`.
 
-    Raises UserError when there are too few different ones.
+    mark: the first of , . ; : ? ! after the word, else "none"; one that stands apart belongs to the word before. case:
+    "capital" where the first letter is one, else "lower".
     """
-    texts = data.as_text()
-    if (
-        validation is None
-        and not isinstance(data.held_out, tuple)
-        and len({document.text for document in texts.documents}) < ENOUGH_DOCUMENTS
-    ):
-        raise UserError(
-            f"{data.name} has {counted(len(data.sentences), 'sentence')}: at least {ENOUGH_DOCUMENTS} different ones"
-            " are needed, or others to validate on (--validation)"
-        )
-    given = None if validation is None else validation.as_text()
-    held_out = data.held_out if fraction == DEFAULT_FRACTION else None
-    parts = split(texts if held_out is not None else replace(texts, held_out=None), fraction, validation=given)
-    held = {document.id for document in parts.validation.documents}
-    if validation is None:
-        validation = replace(data, sentences=[s for s in data.sentences if s.id in held], notes=[], skipped=[])
-        training = replace(data, sentences=[s for s in data.sentences if s.id not in held])
-    else:
-        training = data
-    how = parts.how
-    if isinstance(held_out, tuple) and given is None:
-        how = (
-            f"held out by name: {some(held_out, 8)}; {len(training.sentences):,} sentences train,"
-            f" {len(validation.sentences):,} validate"
-        )
-    return TaggedSplit(
-        training,
-        validation,
-        how.replace("document", "sentence"),
-        [*(n.replace("document", "sentence") for n in parts.notes), *_unseen(training, validation)],
-    )
+    words: list[tuple[str, str, str]] = []
+    for token in text.split():
+        found = _WORD.search(token)
+        after = token if found is None else token[found.end() :]
+        mark = next((character for character in after if character in MARKS), NONE)
+        if found is not None:
+            words.append((found[0].lower(), mark, CAPITAL if found[0][0].isupper() else LOWER))
+        elif words and words[-1][1] == NONE:
+            words[-1] = (words[-1][0], mark, words[-1][2])
+    return ((word, f"{mark}|{case}") for word, mark, case in words)
 
 
-def _unseen(training: TaggedData, validation: TaggedData) -> list[str]:
-    known, asked = training.labels(), validation.labels()
-    notes = []
-    if unseen := {label: n for label, n in asked.items() if label not in known}:
-        listed = some((f"{label!r} ({n:,}×)" for label, n in sorted(unseen.items())), 10)
-        notes.append(f"labels in validation that training never shows, and that can only be missed: {listed}")
-    if once := sorted(label for label, n in known.items() if n == 1):
-        notes.append(f"labels that training shows only once: {some(map(repr, once), 10)}")
-    if len(known) == 1:
-        notes.append(f"there is only one label, {next(iter(known))!r}: nothing can be learned")
-    return notes
+def restored(words: list[str], labels: list[str]) -> str:
+    """A text from words and labels `mark|case`: the inverse of `bare_words`, as far as labels go."""
+    shown = []
+    for word, label in zip(words, labels, strict=True):
+        mark, case = label.split("|")
+        shown.append((word[:1].upper() + word[1:] if case == CAPITAL else word) + (mark if mark != NONE else ""))
+    return " ".join(shown)
 
 
-def report_lines(parts: TaggedSplit, extra: Iterable[tuple[str, str]]) -> list[str]:
-    """What a person should know before training, `label: what`."""
-    data, counts = parts.training, parts.training.labels()
-    rows = [("data", data.name + (f" ({data.license})" if data.license else ""))]
-    for name, part in (("training", parts.training), ("validation", parts.validation)):
-        rows.append((name, f"{counted(len(part.sentences), 'sentence')}, {counted(part.words, 'word')}"))
-    rows.append(("split", parts.how))
-    total = sum(counts.values())
-    shown = some((f"{label} {n / total:.1%}" for label, n in counts.most_common()), 12)
-    rows.append(("labels", f"{len(counts):,} different ones: {shown}"))
-    longest = max(data.sentences, key=lambda sentence: len(sentence.words))
-    rows.append(("longest", f"{longest.id} with {counted(len(longest.words), 'word')}"))
-    rows += [("skipped", f"{path}: {reason}") for path, reason in data.skipped[:5]]
-    if len(data.skipped) > 5:
-        rows.append(("skipped", f"{len(data.skipped) - 5:,} more"))
-    rows += [("note", note) for note in [*data.notes, *parts.notes]]
-    rows += extra
-    width = max(len(label) for label, _ in rows) + 1
-    return [f"{label + ':':<{width}} {what}" for label, what in rows]
+def punctuated(text: TextData) -> TaggedData:
+    """Every paragraph of a text (up to a blank line) as a sentence of bare words. A document is a group.
+
+    Raises UserError when there is no word in it.
+    """
+    sentences, empty = [], 0
+    for document in text.documents:
+        for number, paragraph in enumerate(_PARAGRAPH.split(document.text), start=1):
+            pairs = list(bare_words(paragraph))
+            if pairs:
+                words, labels = zip(*pairs, strict=True)
+                sentences.append(Sentence(f"{document.id}:{number}", words, labels, document.id))
+            else:
+                empty += bool(paragraph.strip())
+    if not sentences:
+        raise UserError(f"{text.name}: there is no word in it")
+    shared = text.shared_fields()
+    if empty:
+        shared["notes"] = [*text.notes, f"left out {counted(empty, 'paragraph')} without a letter or digit"]
+    if shared["held_out"] == "tail":
+        shared["held_out"] = None
+    return TaggedData(sentences, restorable=True, **shared)

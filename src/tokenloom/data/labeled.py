@@ -8,13 +8,15 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.documents import DataSet, Document, TextData
+from tokenloom.data.documents import DataSet, Document, Facts, SplitKeys, TextData
+from tokenloom.data.report import class_rows
 from tokenloom.data.tables import RowSorter, json_any, json_lines, known_column, table_delimiter, table_records
 from tokenloom.data.text import (
     JSON_ENDINGS,
@@ -63,10 +65,52 @@ class LabeledData(DataSet):
 
     def as_text(self) -> TextData:
         """The texts without their labels, a document each."""
-        shared = {f.name: getattr(self, f.name) for f in fields(DataSet)}
+        shared = self.shared_fields()
         if isinstance(self.held_out, tuple):
             shared["held_out"] = tuple(item.id for item in self.items if item.group in self.held_out)
         return TextData([Document(item.id, item.text) for item in self.items], True, **shared)
+
+    def split_keys(self) -> SplitKeys:
+        """See `DataSet.split_keys`. A repeat of a text with the same label counts once."""
+        first: dict[tuple[str, str], int] = {}
+        places = [first.setdefault((item.text, item.label), index) for index, item in enumerate(self.items)]
+        return SplitKeys(
+            ids=[item.id for item in self.items],
+            content=[item.text.strip() for item in self.items],
+            labels=[item.label for item in self.items],
+            groups=[item.group for item in self.items],
+            repeats=[index for index, place in enumerate(places) if place != index],
+            noun="text",
+            min_labels=2,
+        )
+
+    def select(self, indices: Sequence[int]) -> Self:
+        return replace(self, items=[self.items[index] for index in indices])
+
+    def counts(self) -> dict[str, int]:
+        return {"texts": len(self.items)}
+
+    def facts(self, validation: Self) -> Facts:
+        train, held = (Counter(item.label for item in part.items) for part in (self, validation))
+        majority = min(train, key=lambda label: (-train[label], label))
+        items = [*self.items, *validation.items]
+        sizes = sorted(len(item.text) for item in items)
+        longest = max(items, key=lambda item: len(item.text))
+        counts = {label: (train[label], held[label]) for label in sorted({*train, *held})}
+        share = held[majority] / sum(held.values())
+        median, most = sizes[len(sizes) // 2], sizes[len(sizes) * 95 // 100]
+        lengths = (
+            f"{sizes[0]:,} to {sizes[-1]:,} characters, median {median:,}, 95th percentile {most:,}; the longest is"
+            f" {longest.id}"
+        )
+        values = {
+            "counts": counts,
+            "majority": majority,
+            "majority_share": share,
+            "lengths": (sizes[0], median, most),
+            "longest": (longest.id, len(longest.text)),
+        }
+        return values, [*class_rows(counts, majority, share), ("lengths", lengths)]
 
 
 @dataclass(frozen=True)

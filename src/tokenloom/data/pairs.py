@@ -9,14 +9,13 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from tokenloom.data import registry as recipes
-from tokenloom.data.documents import DataSet, Document, TextData
-from tokenloom.data.split import DEFAULT_FRACTION, whole_documents
+from tokenloom.data.documents import DataSet, Document, Facts, SplitKeys, TextData
 from tokenloom.data.tables import json_any, json_lines, table_delimiter, table_records
 from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, raw_of, reason_of, shown_path
 from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newlines
@@ -49,7 +48,44 @@ class PairData(DataSet):
     def as_text(self) -> TextData:
         """The texts in them: a document a pair, its source and target on a line each."""
         documents = [Document(pair.id, f"{pair.source}\n{pair.target}\n") for pair in self.pairs]
-        return TextData(documents, True, **{name: getattr(self, name) for name in DataSet.__dataclass_fields__})
+        return TextData(documents, True, **self.shared_fields())
+
+    def split_keys(self) -> SplitKeys:
+        """See `DataSet.split_keys`. Pairs with the same source stay on one side."""
+        sources = [pair.source for pair in self.pairs]
+        first: dict[str, str] = {}
+        order = [first.setdefault(pair.source, pair.id) for pair in self.pairs]
+        ids, sizes = [pair.id for pair in self.pairs], [1] * len(self.pairs)
+        return SplitKeys(
+            ids=ids, content=sources, order=order, sizes=sizes, noun="pair", unit="pair", content_name="source"
+        )
+
+    def select(self, indices: Sequence[int]) -> Self:
+        return replace(self, pairs=[self.pairs[index] for index in indices])
+
+    def counts(self) -> dict[str, int]:
+        return {"pairs": len(self.pairs)}
+
+    def facts(self, validation: Self) -> Facts:
+        pairs = [*self.pairs, *validation.pairs]
+        longest: dict[str, tuple[str, int]] = {}
+        unseen: dict[str, list[str]] = {}
+        rows: list[tuple[str, str]] = []
+        for side in ("source", "target"):
+            texts = [getattr(pair, side) for pair in pairs]
+            at = max(range(len(texts)), key=lambda i: len(texts[i]))
+            longest[side] = (pairs[at].id, len(texts[at]))
+            known = set[str]().union(*(getattr(pair, side) for pair in self.pairs))
+            unseen[side] = sorted(set[str]().union(*(getattr(pair, side) for pair in validation.pairs)) - known)
+            mean = sum(map(len, texts)) / len(texts)
+            what = f"{mean:.1f} characters on average, {longest[side][1]:,} at most ({longest[side][0]})"
+            rows.append((f"{side}s", f"{what}, {len(known | set(unseen[side])):,} distinct characters"))
+            if unseen[side]:
+                rows.append(("unseen characters", f"in validation {side}s alone: {some(map(repr, unseen[side]), 10)}"))
+        repeats = len(self.pairs) - len({(pair.source, pair.target) for pair in self.pairs})
+        if repeats:
+            rows.append(("duplicates", f"{counted(repeats, 'training pair')}: exact repeats of another"))
+        return {"longest": longest, "unseen_characters": unseen, "duplicates": repeats}, rows
 
 
 @dataclass(frozen=True)
@@ -282,95 +318,6 @@ def _sides(titles: list[str], worded: list[str], columns: PairColumns, notes: li
     notes.append(f"sources are taken from {guess[0]!r} and targets from {guess[1]!r}, a guess; --source-column and")
     notes[-1] += " --target-column take others"
     return guess
-
-
-@dataclass(frozen=True)
-class PairSplit:
-    """The two parts of some pairs, how they were told apart, and what was noticed."""
-
-    training: PairData
-    validation: PairData
-    how: str
-    notes: list[str] = field(default_factory=list)
-
-
-def split_pairs(data: PairData, fraction: float = DEFAULT_FRACTION, *, validation: PairData | None = None) -> PairSplit:
-    """Keep a part for validation: `validation` where it is given, else about `fraction` of the different sources.
-
-    Pairs with the same source stay on one side. Which they are goes by a hash of their ids, so that a new pair does not
-    shuffle the others. Raises UserError when one side would be empty.
-    """
-    notes = _repeats(data)
-    if validation is not None:
-        known = {pair.source for pair in data.pairs}
-        shared = [pair.id for pair in validation.pairs if pair.source in known]
-        if shared:
-            of = counted(len(validation.pairs), "validation pair")
-            notes.append(f"sources that are in the training pairs too: {len(shared):,} of {of}: {some(shared, 5)}")
-        return PairSplit(data, validation, f"validation on {validation.name}, which was given", notes)
-    first_id: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    for pair in data.pairs:
-        first_id.setdefault(pair.source, pair.id)
-        sizes[pair.source] = sizes.get(pair.source, 0) + 1
-    if len(sizes) < 2:
-        raise UserError(
-            f"{data.name}: {counted(len(data.pairs), 'pair')} with {counted(len(sizes), 'different source')} cannot be"
-            " split: give more, or pairs to validate on with --validation"
-        )
-    chosen = whole_documents(sizes, first_id, fraction, 0)
-    kept = [pair for pair in data.pairs if pair.source not in chosen]
-    held = [pair for pair in data.pairs if pair.source in chosen]
-    how = f"{len(kept):,} pairs train, {len(held):,} validate, chosen by a hash; no source is on both sides"
-    return PairSplit(replace(data, pairs=kept), replace(data, pairs=held, notes=[], skipped=[]), how, notes)
-
-
-def _repeats(data: PairData) -> list[str]:
-    sources = {pair.source for pair in data.pairs}
-    exact = len(data.pairs) - len({(pair.source, pair.target) for pair in data.pairs})
-    others = len(data.pairs) - len(sources) - exact
-    notes = []
-    if exact:
-        notes.append(f"exact repeats of another pair: {exact:,}")
-    if others:
-        notes.append(f"pairs with the source of another, and another target: {others:,}")
-    return notes
-
-
-def pair_report(parts: PairSplit, extra: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
-    """What a person should know before training: as lines `label: what`, and as plain values."""
-    training, validation = parts.training, parts.validation
-    every = [*training.pairs, *validation.pairs]
-    rows = [("data", training.name + (f" ({training.license})" if training.license else ""))]
-    rows += [("pairs", parts.how)]
-    longest: dict[str, tuple[str, int]] = {}
-    unseen: dict[str, list[str]] = {}
-    for side in ("source", "target"):
-        texts = [getattr(pair, side) for pair in every]
-        at = max(range(len(texts)), key=lambda i: len(texts[i]))
-        longest[side] = (every[at].id, len(texts[at]))
-        known = set().union(*(getattr(pair, side) for pair in training.pairs))
-        unseen[side] = sorted(set().union(*(getattr(pair, side) for pair in validation.pairs)) - known)
-        mean = sum(map(len, texts)) / len(texts)
-        what = f"{mean:.1f} characters on average, {longest[side][1]:,} at most ({longest[side][0]})"
-        rows.append((f"{side}s", f"{what}, {len(known | set(unseen[side])):,} different characters"))
-        if unseen[side]:
-            rows.append(("never seen", f"characters of validation {side}s alone: {some(map(repr, unseen[side]), 10)}"))
-    notes = [*training.notes, *validation.notes, *parts.notes]
-    rows += [*(("note", note) for note in notes), *extra.items()]
-    width = max(12, *(len(label) + 2 for label, _ in rows))
-    report = {
-        "name": training.name,
-        "license": training.license,
-        "training": len(training.pairs),
-        "validation": len(validation.pairs),
-        "how": parts.how,
-        "longest": longest,
-        "unseen": unseen,
-        "notes": notes,
-        "extra": dict(extra),
-    }
-    return [f"{label + ':':<{width}}{what}" for label, what in rows], report
 
 
 def looks_like_pairs(path: str) -> bool:

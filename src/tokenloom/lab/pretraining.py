@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from tokenloom.config import fill
-from tokenloom.data.conll import Sentence
+from tokenloom.data.conll import Sentence, bare_words
 from tokenloom.data.labeled import Labeled, LabeledData
-from tokenloom.data.punctuation import bare_words
 from tokenloom.data.registry import load_as
 from tokenloom.data.samples import ListSamples, Samples
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown

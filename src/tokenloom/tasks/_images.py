@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from tokenloom.config import flag, option
 from tokenloom.data.image_files import ImageFormat
-from tokenloom.data.image_split import DEFAULT_SHARE, ImageSplit, split_images
 from tokenloom.data.images import ImageData, read_images
 from tokenloom.data.labeled import LabelColumns
+from tokenloom.data.split import Split, split
 from tokenloom.errors import UserError
 from tokenloom.tasks._settings import ValidationSplit
 
@@ -33,7 +33,7 @@ class ImageInput(ValidationSplit):
     label_column: str | None = option(None, "table column or JSON field with the label")
     header: bool | None = option(None, "the first row of a table names its columns [default: guessed]")
     val_fraction: float = option(
-        DEFAULT_SHARE, "fraction of each class used for validation", above=0, below=1, only={"val_data": None}
+        0.2, "fraction of each class used for validation", above=0, below=1, only={"val_data": None}
     )
 
     def check(self) -> None:
@@ -63,10 +63,10 @@ class ImageInput(ValidationSplit):
             skip_corrupt=self.skip_corrupt or (None if other_data else False),
         )
 
-    def split(self, data: ImageData) -> ImageSplit:
+    def split(self, data: ImageData) -> Split[ImageData]:
         """Split images into training and validation data. `val_data` are read in the format of the images."""
         val_data = None if self.val_data is None else self.read(self.val_data, data.form)
-        return split_images(data, self.val_fraction, self.split_seed, validation=val_data)
+        return split(data, self.val_fraction, self.split_seed, validation=val_data)
 
 
 def parse_size(name: str, text: str) -> tuple[int, int]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.data.documents import Document, TextData
+from tokenloom.data.documents import Document, TextData, text_facts
 from tokenloom.data.pretokenized.shards import PARTS, PretokenizedCorpus, ShardedIds
-from tokenloom.data.report import Part, TextReport
+from tokenloom.data.report import DataReport
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.ngram import MAX_CHARACTERS, ngram_baseline
 from tokenloom.tokenizers.base import TextTokenizer
@@ -50,25 +50,23 @@ def tokenizer_of(tokenized: PretokenizedCorpus, known: TextTokenizer | None) -> 
     return tokenizer
 
 
-def report_of(tokenized: PretokenizedCorpus, extra: dict[str, str]) -> TextReport:
-    """The report on both parts, from what the manifest has counted."""
-    kept = tokenized.content["report"]
-    training, validation = (
-        Part(*(tokenized.total(part, what) for what in ("documents", "characters", "bytes", "lines"))) for part in PARTS
+def report_of(tokenized: PretokenizedCorpus, extra: dict[str, str]) -> DataReport:
+    """Return the report on both parts, from the counts in the manifest."""
+    content = tokenized.content
+    train, validation = (
+        {what: tokenized.total(part, what) for what in ("documents", "characters", "bytes", "lines")} for part in PARTS
     )
-    return TextReport(
-        name=tokenized.content["name"],
-        license=tokenized.content["license"],
-        training=training,
+    facts, rows = text_facts(**{**content["report"]["facts"], "longest": tuple(content["report"]["facts"]["longest"])})
+    return DataReport(
+        name=content["name"],
+        license=content["license"],
+        train=train,
         validation=validation,
-        distinct_characters=kept["distinct_characters"],
-        unseen={},
-        longest=tuple(kept["longest"]),
-        duplicates=kept["duplicates"],
-        duplicate_share=kept["duplicate_share"],
-        how=tokenized.content["split"],
-        skipped=[(path, reason) for path, reason in kept["skipped"]],
-        notes=kept["notes"],
+        split=content["split"],
+        facts=facts,
+        rows=rows,
+        skipped=[(path, reason) for path, reason in content["report"]["skipped"]],
+        notes=content["report"]["notes"],
         extra={**extra, "shards": f"{sum(len(tokenized.shards(part)) for part in PARTS):,} in {tokenized.folder}"},
     )
 

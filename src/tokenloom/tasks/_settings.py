@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tokenloom.config import Options, option
-from tokenloom.data.split import DEFAULT_FRACTION
+from tokenloom.data.documents import DEFAULT_FRACTION
 
 
 @dataclass(frozen=True)

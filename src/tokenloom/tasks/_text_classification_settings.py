@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenloom.config import Options, option
-from tokenloom.data.labeled_split import DEFAULT_FRACTION
 from tokenloom.errors import UserError
 from tokenloom.tasks._text_encoder import EncoderSettings
 
@@ -33,7 +32,7 @@ class TextClassificationSettings(EncoderSettings):
     label: str | None = option(None, "column of a table, or field of JSON lines, that holds the label")
     header: bool | None = option(None, "the first row of a table names its columns; guessed when not given")
     validation: str | None = option(None, "validate on these data instead of a part of the data")
-    val_fraction: float = option(DEFAULT_FRACTION, "share of each class kept for validation")
+    val_fraction: float = option(0.1, "share of each class kept for validation")
     split: int = option(0, "seed of the split: another number keeps other texts")
     encoding: str = option("utf-8", "encoding of the text")
     class_weights: Literal["none", "balanced"] = option("none", "balanced: rare classes count as much as common ones")
@@ -56,7 +55,7 @@ def check_settings(s: TextClassificationSettings) -> None:
     """Raise UserError for a value out of range, and for settings without effect beside the others."""
     if not 0 < s.val_fraction < 1:
         raise UserError(f"--val-fraction {s.val_fraction}: must be above 0 and below 1")
-    if s.validation is not None and (s.val_fraction, s.split) != (DEFAULT_FRACTION, 0):
+    if s.validation is not None and (s.val_fraction, s.split) != (0.1, 0):
         raise UserError("--val-fraction and --split have no effect with --validation: leave them out")
     for name, below in (("smoothing", 1.0), ("hide", 1.0)):
         value = getattr(s, name)

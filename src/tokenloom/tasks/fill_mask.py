@@ -17,7 +17,7 @@ from tokenloom.config import Options, option
 from tokenloom.data.chunks import Pieces
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.pretokenized.shards import open_pretokenized
-from tokenloom.data.report import TextReport
+from tokenloom.data.report import data_report
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import fold_newlines
@@ -89,7 +89,7 @@ class FillMask(TextEncoderTask):
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
         parts = split(self._read(data), s.val_fraction, validation=validation)
-        texts, held = ([d.text for d in part.documents] for part in (parts.training, parts.validation))
+        texts, held = ([d.text for d in part.documents] for part in (parts.train, parts.validation))
         self.train_tokenizer(texts, held)
         self.settle(self.tokenizer.vocab_size, "tokens")
         training, measured = self._pieces(texts, data), self._pieces(held, data)
@@ -103,7 +103,7 @@ class FillMask(TextEncoderTask):
         }
         if self.tokenizer.notes:
             extra["note"] = " ".join(self.tokenizer.notes)
-        report = TextReport.of(parts, extra)
+        report = data_report(parts, extra)
         return PreparedData(training, measured, report.lines(), report.as_dict())
 
     def _pieces(self, texts: Sequence[str], source: str) -> Pieces:

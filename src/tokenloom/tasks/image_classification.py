@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from tokenloom.config import Options, flag, option
 from tokenloom.data.augment import Augmentation, augment_each
 from tokenloom.data.image_files import ImageFormat, Pixels, decode
-from tokenloom.data.image_split import ImageReport
 from tokenloom.data.images import ImageData, ImageSamples, looks_like_images
+from tokenloom.data.report import data_report
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
@@ -133,21 +133,21 @@ class ImageClassification(Classification):
             )
         self.image_format = images.form
         parts = s.split(images)
-        self.classes = self.classes or parts.classes
+        self.classes = self.classes or parts.train.classes
         if self._patches is None:
-            self._patches = Patches.train(torch.from_numpy(parts.training.pixels), self._patch_size())
+            self._patches = Patches.train(torch.from_numpy(parts.train.pixels), self._patch_size())
             if self._init_patches is not None:
                 # Normalize pixels as the run of --init-from did.
                 mean, std = self._init_patches.mean, self._init_patches.std
                 self._patches = Patches(self._patches.shape, self._patches.patch_size, mean, std)
         self._set_sizes()
         # Images that are repeated less often need less augmentation to look new each time.
-        strength = math.sqrt(_epochs(len(parts.training)) / MAX_EPOCHS)
+        strength = math.sqrt(_epochs(len(parts.train)) / MAX_EPOCHS)
         self.settings = self.settings.with_default_augmentation(strength)
         height, width = self.patches.patch_size
         tokens = {"tokens": f"{self.patches.num_patches} per image, patches of {height} × {width} pixels"}
-        report = ImageReport.of(parts, (tokens if s.model == "vit" else {}) | why_no_machine())
-        train, val = self._samples(parts.training), self._samples(parts.validation)
+        report = data_report(parts, (tokens if s.model == "vit" else {}) | why_no_machine())
+        train, val = self._samples(parts.train), self._samples(parts.validation)
         return PreparedData(train, val, report.lines(), report.as_dict())
 
     def _samples(self, data: ImageData) -> ImageSamples:

@@ -17,9 +17,10 @@ from torch import nn
 
 from tokenloom.config import Options, flag, option
 from tokenloom.data.image_files import ImageFormat, Pixels
-from tokenloom.data.image_split import ImageReport, ImageSplit
 from tokenloom.data.images import ImageData
+from tokenloom.data.report import data_report
 from tokenloom.data.samples import Samples
+from tokenloom.data.split import Split
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.grid_counts import neighbor_nats, unigram_nats
 from tokenloom.generation import Request, Sampling, generate_all
@@ -202,20 +203,20 @@ class ImageGeneration(Task):
                 )
             self._use_tokenizer_of(trained)
         parts = s.split(s.read(data, self.image_format if self.model_config or self.image_format.size else None))
-        self.image_format = parts.training.form
+        self.image_format = parts.train.form
         if self._tokenizer is None:
             gray = self.image_format.mode == "gray"
-            self._tokenizer = Palette.train(parts.training.pixels, s.palette_size or (16 if gray else 64))
+            self._tokenizer = Palette.train(parts.train.pixels, s.palette_size or (16 if gray else 64))
         self._check_shape()
         if not self.model_config:
-            self.classes = [] if s.unconditional else parts.classes
+            self.classes = [] if s.unconditional else parts.train.classes
             rows, columns = self.tokenizer.grid
             self.model_config = ImageGPTConfig(
                 self.tokenizer.vocab_size, rows, columns, len(self.classes), s.width, s.depth, s.heads, s.dropout
             ).as_dict()
         copies = s.augmentations_per_image or (COPIES if self.lossy else 1)
-        train, val = self._samples(parts.training, copies), self._samples(parts.validation, 1)
-        report = ImageReport.of(parts, self._report_rows(parts, copies))
+        train, val = self._samples(parts.train, copies), self._samples(parts.validation, 1)
+        report = data_report(parts, self._report_rows(parts, copies))
         return PreparedData(train, val, report.lines(), report.as_dict())
 
     def _check_shape(self) -> None:
@@ -231,7 +232,7 @@ class ImageGeneration(Task):
         labels = data.labels if self.classes else np.full(len(data), -1)
         return TokenizedImages(data.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint(), copies)
 
-    def _report_rows(self, parts: ImageSplit, copies: int) -> dict[str, str]:
+    def _report_rows(self, parts: Split[ImageData], copies: int) -> dict[str, str]:
         rows, columns = self.tokenizer.grid
         kind = "VQ codes" if self.lossy else "palette colors"
         extra = {"tokens": f"{rows} × {columns} per image, vocabulary of {self.tokenizer.vocab_size} {kind}"}

@@ -14,8 +14,8 @@ from torch import nn
 
 from tokenloom.config import Options, flag, option
 from tokenloom.data.image_files import ImageFormat, Pixels
-from tokenloom.data.image_split import ImageReport
 from tokenloom.data.images import ImageSamples
+from tokenloom.data.report import data_report
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
@@ -83,13 +83,13 @@ class ImageTokenizerTask(Task):
         s: ImageTokenizerSettings = self.settings
         assert data is not None
         parts = s.split(s.read(data, self.image_format if self.model_config else None))
-        self.image_format = parts.training.form
+        self.image_format = parts.train.form
         if not self.model_config:
-            self._set_sizes(parts.training.pixels)
+            self._set_sizes(parts.train.pixels)
         c = self.config
         rows, columns = c.grid
-        report = ImageReport.of(parts, {"codes": f"{rows} × {columns} per image, codebook of {c.codebook_size}"})
-        train, val = (ImageSamples(part.pixels, part.labels) for part in (parts.training, parts.validation))
+        report = data_report(parts, {"codes": f"{rows} × {columns} per image, codebook of {c.codebook_size}"})
+        train, val = (ImageSamples(part.pixels, part.labels) for part in (parts.train, parts.validation))
         return PreparedData(train, val, report.lines(), report.as_dict())
 
     def _set_sizes(self, pixels: Pixels) -> None:

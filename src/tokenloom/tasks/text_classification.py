@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tokenloom.data.labeled import LabelColumns, Labeled, LabeledData, looks_labeled, read_column, read_labeled
-from tokenloom.data.labeled_split import LabeledReport, LabeledSplit, split_labeled
+from tokenloom.data.report import data_report
 from tokenloom.data.samples import Keys, ListSamples
+from tokenloom.data.split import Split, split
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.linear import linear_accuracy
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
@@ -69,7 +70,7 @@ class TextClassification(Classification, TextEncoderTask):
     def __init__(self, settings: TextClassificationSettings | None = None) -> None:
         super().__init__(settings)
         self.classes: list[str] = []
-        self._parts: LabeledSplit | None = None
+        self._parts: Split[LabeledData] | None = None
         self._weights: Tensor | None = None
         check_settings(self.settings)
 
@@ -91,12 +92,12 @@ class TextClassification(Classification, TextEncoderTask):
         s: TextClassificationSettings = self.settings
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
-        parts = self._parts = split_labeled(self._read(data), s.val_fraction, s.split, validation=validation)
-        self.classes = self.classes or parts.classes
-        texts, held = ([item.text for item in part.items] for part in (parts.training, parts.validation))
+        parts = self._parts = split(self._read(data), s.val_fraction, s.split, validation=validation)
+        self.classes = self.classes or parts.train.classes
+        texts, held = ([item.text for item in part.items] for part in (parts.train, parts.validation))
         self._learn(texts, held)
         notes: list[str] = []
-        training, measured = (self._samples(part.items, notes) for part in (parts.training, parts.validation))
+        training, measured = (self._samples(part.items, notes) for part in (parts.train, parts.validation))
         counts = np.bincount([label for _, label in training.items], minlength=len(self.classes))
         self._weights = torch.from_numpy(len(training) / (len(self.classes) * counts)).float()
         extra = {
@@ -106,7 +107,7 @@ class TextClassification(Classification, TextEncoderTask):
         }
         if notes:
             extra["cut"] = " ".join(notes)
-        report = LabeledReport.of(parts, extra)
+        report = data_report(parts, extra)
         return PreparedData(training, measured, report.lines(), report.as_dict())
 
     def _learn(self, texts: list[str], held: list[str]) -> None:
@@ -227,7 +228,7 @@ class TextClassification(Classification, TextEncoderTask):
         """Logistic regression on TF-IDF weights of words, on the same split."""
         assert self._parts is not None
         number = {label: n for n, label in enumerate(self.classes)}
-        training, held = self._parts.training.items, self._parts.validation.items
+        training, held = self._parts.train.items, self._parts.validation.items
         accuracy = linear_accuracy(
             [item.text for item in training],
             [number[item.label] for item in training],
@@ -235,7 +236,7 @@ class TextClassification(Classification, TextEncoderTask):
             [number.get(item.label, IGNORE) for item in held],
             len(self.classes),
         )
-        majority = LabeledReport.of(self._parts).majority_share
+        majority = data_report(self._parts).facts["majority_share"]
         note = f"on words; always the commonest label has {majority:.4f}, of {counted(len(held), 'text')}"
         return Baseline("TF-IDF with logistic regression", accuracy, "accuracy", note, "accuracy")
 

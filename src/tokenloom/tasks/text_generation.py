@@ -16,7 +16,7 @@ from torch import nn
 
 from tokenloom.data.documents import TextData
 from tokenloom.data.pretokenized.shards import PretokenizedCorpus, open_pretokenized
-from tokenloom.data.report import TextReport
+from tokenloom.data.report import DataReport, data_report
 from tokenloom.data.samples import Run, Samples, TextWindows, fingerprint_of
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
@@ -116,12 +116,12 @@ class TextGeneration(TextDecoderTask):
             return self._prepare_tokenized(data, self._tokenized)
         text = self._read(data)
         parts = split(text, s.val_fraction, validation=None if s.validation is None else self._read(s.validation))
-        self._texts = (parts.training, parts.validation)
+        self._texts = (parts.train, parts.validation)
         if self._tokenizer is None:
-            self._tokenizer = self._make_tokenizer(parts.training, parts.validation)
-        ids, held = self.encode_documents(parts.training), self.encode_documents(parts.validation)
+            self._tokenizer = self._make_tokenizer(parts.train, parts.validation)
+        ids, held = self.encode_documents(parts.train), self.encode_documents(parts.validation)
         extra = self._settled(data, len(ids), len(held))
-        report = TextReport.of(parts, extra)
+        report = data_report(parts, extra)
         return self._material(ids, held, report)
 
     def _prepare_tokenized(self, data: str, tokenized: PretokenizedCorpus) -> PreparedData:
@@ -147,7 +147,7 @@ class TextGeneration(TextDecoderTask):
         self._tokenizer = tokenizer_of(tokenized, self._tokenizer)
         return tokenized.all_ids()
 
-    def _material(self, ids: NDArray[Any] | Run, held: NDArray[Any] | Run, report: TextReport) -> PreparedData:
+    def _material(self, ids: NDArray[Any] | Run, held: NDArray[Any] | Run, report: DataReport) -> PreparedData:
         context = self.model_config["context"]
         training = TextWindows(ids, context, self.kind.lead(self.model_config))
         return PreparedData(training, TextWindows(held, context), report.lines(), report.as_dict())

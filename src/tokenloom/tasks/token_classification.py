@@ -18,14 +18,15 @@ from tokenloom.data.conll import (
     Columns,
     Sentence,
     TaggedData,
-    TaggedSplit,
+    bare_words,
     looks_tagged,
+    punctuated,
     read_tagged,
-    report_lines,
-    split_tagged,
+    restored,
 )
-from tokenloom.data.punctuation import bare_words, punctuated, restored
+from tokenloom.data.report import data_report
 from tokenloom.data.samples import Keys, ListSamples
+from tokenloom.data.split import Split, split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
 from tokenloom.evaluation.classification import ByClass
@@ -101,7 +102,7 @@ class TokenClassification(TextEncoderTask):
         super().__init__(settings)
         s: TokenClassificationSettings = self.settings
         self.label_names: list[str] = []
-        self._parts: TaggedSplit | None = None
+        self._parts: Split[TaggedData] | None = None
         self._pieces: dict[str, NDArray[np.int64]] = {}
         self._too_long: list[str] = []
         if not 0 < s.val_fraction < 1:
@@ -128,33 +129,24 @@ class TokenClassification(TextEncoderTask):
         s: TokenClassificationSettings = self.settings
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
-        parts = self._parts = split_tagged(self._read(data), s.val_fraction, validation=validation)
-        if parts.training.restorable:
+        parts = self._parts = split(self._read(data), s.val_fraction, validation=validation)
+        if parts.train.restorable:
             self.settings = s = replace(s, labels="punctuation")
         if not self.label_names:
-            self.label_names = sorted(parts.training.labels() + parts.validation.labels())
-        texts, held = ([f" {d.text}" for d in part.as_text().documents] for part in (parts.training, parts.validation))
+            self.label_names = sorted(parts.train.labels() + parts.validation.labels())
+        texts, held = ([f" {d.text}" for d in part.as_text().documents] for part in (parts.train, parts.validation))
         self.train_tokenizer(texts, held)
         self.settle(len(self.label_names), "tokens")
         notes: list[str] = []
-        training = self._samples(parts.training, notes, "training: ")
+        training = self._samples(parts.train, notes, "training: ")
         measured = self._samples(parts.validation, notes, "validation: ")
-        extra = [
-            (
-                "tokens",
-                f"{sum(len(ids) for ids, _ in training.items):,} to train; {self.tokenizer.vocab_size:,} different ids",
-            ),
-            ("tokenizer", ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason or "of the run")))),
-            *(("note", note) for note in [*notes, *self._long_words()]),
-        ]
-        report = {
-            "sentences": [len(part.sentences) for part in (parts.training, parts.validation)],
-            "words": [part.words for part in (parts.training, parts.validation)],
-            "labels": dict(parts.training.labels()),
-            "notes": [*parts.training.notes, *parts.notes, *notes],
-            "skipped": parts.training.skipped,
+        tokens = sum(len(ids) for ids, _ in training.items)
+        extra = {
+            "tokens": f"{tokens:,} to train; {self.tokenizer.vocab_size:,} different ids",
+            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason or "of the run"))),
         }
-        return PreparedData(training, measured, report_lines(parts, extra), report)
+        report = data_report(replace(parts, notes=[*parts.notes, *notes, *self._long_words()]), extra)
+        return PreparedData(training, measured, report.lines(), report.as_dict())
 
     def load_samples(self, data: str) -> WindowSamples:
         return self._samples(self._read(data), [])
@@ -302,7 +294,7 @@ class TokenClassification(TextEncoderTask):
         assert self._parts is not None
         number = {label: n for n, label in enumerate(self.label_names)}
         tagger = CountTagger(len(number), contexts).fit(
-            (s.words, [number[label] for label in s.labels]) for s in self._parts.training.sentences
+            (s.words, [number[label] for label in s.labels]) for s in self._parts.train.sentences
         )
         totals: dict[str, MetricSum] = {}
         for sentence in self._parts.validation.sentences:

@@ -18,13 +18,12 @@ from tokenloom.data.pairs import (
     Pair,
     PairColumns,
     PairData,
-    PairSplit,
     looks_like_pairs,
-    pair_report,
     read_pairs,
-    split_pairs,
 )
+from tokenloom.data.report import data_report
 from tokenloom.data.samples import Keys, ListSamples, Samples
+from tokenloom.data.split import Split, split
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.pairs import pair_baseline
 from tokenloom.evaluation.translation import MISSING, corpus_scores
@@ -116,10 +115,10 @@ class Translation(Seq2SeqTask):
         s: TranslationSettings = self.settings
         assert data is not None
         validation = None if s.validation is None else self._read(s.validation)
-        parts = split_pairs(self._read(data, s.target), s.val_fraction, validation=validation)
+        parts = split(self._read(data, s.target), s.val_fraction, validation=validation)
         if self._tokenizers is None:
             self._tokenizers = self._make_tokenizers(parts)
-        training, held = ([self._coded(pair) for pair in part.pairs] for part in (parts.training, parts.validation))
+        training, held = ([self._coded(pair) for pair in part.pairs] for part in (parts.train, parts.validation))
         limit = self._limit([*training, *held])
         notes = list(parts.notes)
         kept = [self._short(side, limit, notes) for side in (training, held)]
@@ -129,15 +128,15 @@ class Translation(Seq2SeqTask):
         self._settle(
             max(len(one.source) for side in kept for one in side), max(len(one.target) for side in kept for one in side)
         )
-        lines, report = pair_report(replace(parts, notes=notes), self._extra(kept))
-        return PreparedData(PairSamples(kept[0]), PairSamples(kept[1]), lines, report)
+        report = data_report(replace(parts, notes=notes), self._extra(kept))
+        return PreparedData(PairSamples(kept[0]), PairSamples(kept[1]), report.lines(), report.as_dict())
 
-    def _make_tokenizers(self, parts: PairSplit) -> tuple[TextTokenizer, TextTokenizer]:
+    def _make_tokenizers(self, parts: Split[PairData]) -> tuple[TextTokenizer, TextTokenizer]:
         """What is learned is learned from the training part; only which characters there are is taken from both."""
         s: TranslationSettings = self.settings
         texts, held = (
             [[getattr(p, side) for p in part.pairs] for side in ("source", "target")]
-            for part in (parts.training, parts.validation)
+            for part in (parts.train, parts.validation)
         )
         if s.vocabularies == "shared":
             one = choose_tokenizer([*texts[0], *texts[1]], s.tokenizer, s.vocab_size, (END,), [*held[0], *held[1]])

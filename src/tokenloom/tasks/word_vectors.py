@@ -16,7 +16,7 @@ from torch import nn
 
 from tokenloom.config import Options, flag, option
 from tokenloom.data.documents import TextData
-from tokenloom.data.report import TextReport
+from tokenloom.data.report import data_report
 from tokenloom.data.samples import Samples, TextWindows
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
@@ -145,7 +145,7 @@ class WordVectorTask(Task):
         assert data is not None
         val_data = None if s.val_data is None else self._read(s.val_data)
         parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
-        train_words, val_words = self._words(parts.training), self._words(parts.validation)
+        train_words, val_words = self._words(parts.train), self._words(parts.validation)
         if self._vocabulary is None:
             self._vocabulary = Vocabulary.build(train_words, s.min_count, s.word_rule)
         vocabulary = self.vocabulary
@@ -174,7 +174,7 @@ class WordVectorTask(Task):
             "words": f"{num_train:,} to train, {num_val:,} to validate",
             "left out": f"{rare:.1%} of the training words, which are rarer, and {unknown:.1%} of those to validate",
         }
-        report = TextReport.of(parts, rows)
+        report = data_report(parts, rows)
         return PreparedData(self._windows(train), self._windows(val), report.lines(), report.as_dict())
 
     def _windows(self, ids: NDArray[np.int32]) -> TextWindows:

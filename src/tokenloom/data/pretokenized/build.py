@@ -18,12 +18,13 @@ from typing import Any
 
 import tokenloom
 from tokenloom.data.pretokenized.output_folder import Extra, OutputFolder
-from tokenloom.data.pretokenized.scan import LEFT_OUT, TRAINING, Sides, Survey, check_share, choose_sides, survey
+from tokenloom.data.pretokenized.scan import CorpusSplit, Survey, check_fraction, split_corpus, survey
 from tokenloom.data.pretokenized.shard_worker import record_of
 from tokenloom.data.pretokenized.shards import FORMAT, KIND, PARTS, PretokenizedCorpus, Shard, end_of, width
 from tokenloom.data.pretokenized.streaming import Advance, StreamedText, open_text
 from tokenloom.data.pretokenized.train_tokenizer import train_tokenizer
 from tokenloom.data.pretokenized.workers import Job, WorkerPool
+from tokenloom.data.split import LEFT_OUT, TRAIN
 from tokenloom.errors import UserError
 from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer, quote_list
 from tokenloom.tokenizers.text import check_choice, load_tokenizer
@@ -46,7 +47,7 @@ class TokenizationRequest:
 
     tokenizer: a kind, as in `choose_tokenizer`, or the path of a tokenizer's file (`.json`). vocab: ids of a tokenizer
     that is trained. borders: keep documents apart with an end token; None where there are several that mean something.
-    holdout: share of the text kept for validation; None as in `choose_sides`. The rest as in `read_text`.
+    holdout: share of the text kept for validation; None as in `split_corpus`. The rest as in `read_text`.
     """
 
     tokenizer: str = "auto"
@@ -82,7 +83,7 @@ def tokenize(
     for name, value in (("workers", count), ("vocab_size", wish.vocab_size), ("shard", wish.shard)):
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    check_share(wish.val_fraction)
+    check_fraction(wish.val_fraction)
     given = _given_tokenizer(wish)
     place = OutputFolder(Path(out))
     place.claim(overwrite=overwrite)
@@ -93,7 +94,7 @@ def tokenize(
         )
         with progress("reading", text.size) as advance:
             found = survey(text, advance)
-        sides = choose_sides(text, found, wish.val_fraction)
+        sides = split_corpus(text, found, wish.val_fraction)
         begun = place.begin(_begun(found, wish, given), overwrite=overwrite)
         tokenizer = _tokenizer(place, begun, given, wish, text, found, sides)
         work = _Work(place, tokenizer, text, sides, begun)
@@ -135,7 +136,7 @@ def _begun(found: Survey, wish: TokenizationRequest, given: TextTokenizer | None
     return {"text": found.sha256, "settings": settings}
 
 
-def _bytes_to_do(found: Survey, sides: Sides) -> int:
+def _bytes_to_do(found: Survey, sides: CorpusSplit) -> int:
     if LEFT_OUT not in sides.side:
         return found.bytes
     kept = sum(size for size, side in zip(found.sizes, sides.side, strict=True) if side != LEFT_OUT)
@@ -152,7 +153,7 @@ def _tokenizer(
     wish: TokenizationRequest,
     text: StreamedText,
     found: Survey,
-    sides: Sides,
+    sides: CorpusSplit,
 ) -> TextTokenizer:
     """The tokenizer that is in the folder already, else the given one, else a new one; kept in the folder."""
     known = begun.get("tokenizer")
@@ -182,10 +183,10 @@ def _tokenizer(
     return tokenizer
 
 
-def _learn(wish: TokenizationRequest, text: StreamedText, found: Survey, sides: Sides) -> TextTokenizer:
+def _learn(wish: TokenizationRequest, text: StreamedText, found: Survey, sides: CorpusSplit) -> TextTokenizer:
     borders = wish.borders
     if borders is None:
-        borders = text.documented and sides.documents(TRAINING) > 1
+        borders = text.documented and sides.documents(TRAIN) > 1
     return train_tokenizer(wish.tokenizer, wish.vocab_size, (END,) if borders else (), text, found, sides)
 
 
@@ -205,7 +206,12 @@ class _Work:
     """Fills shards, and has those made that are not there yet."""
 
     def __init__(
-        self, place: OutputFolder, tokenizer: TextTokenizer, text: StreamedText, sides: Sides, begun: dict[str, Any]
+        self,
+        place: OutputFolder,
+        tokenizer: TextTokenizer,
+        text: StreamedText,
+        sides: CorpusSplit,
+        begun: dict[str, Any],
     ) -> None:
         self.folder, self.tokenizer, self.text, self.sides = place.folder, tokenizer, text, sides
         self.shard = int(begun["settings"]["shard"])
@@ -258,7 +264,7 @@ class _Work:
 def _manifest(
     text: StreamedText,
     found: Survey,
-    sides: Sides,
+    sides: CorpusSplit,
     wish: TokenizationRequest,
     begun: dict[str, Any],
     shards: dict[str, list[Shard]],
@@ -281,10 +287,13 @@ def _manifest(
         "borders": begun["tokenizer"]["borders"],
         "split": sides.how,
         "report": {
-            "distinct_characters": len(found.alphabet),
-            "longest": list(found.longest),
-            "duplicates": found.duplicates,
-            "duplicate_share": found.repeated / found.characters,
+            "facts": {
+                "distinct_characters": len(found.alphabet),
+                "unseen_characters": {},
+                "longest": list(found.longest),
+                "duplicates": found.duplicates,
+                "duplicate_share": found.repeated / found.characters,
+            },
             "skipped": [list(one) for one in skipped],
             "notes": notes,
         },

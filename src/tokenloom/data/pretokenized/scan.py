@@ -15,15 +15,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tokenloom.data.documents import DataSet, SplitKeys
 from tokenloom.data.pretokenized.streaming import Advance, Cut, Entry, Piece, StreamedText, none_left, pieces_of
-from tokenloom.data.split import DEFAULT_FRACTION, ENOUGH_DOCUMENTS, whole_documents
+from tokenloom.data.split import (
+    LEFT_OUT,
+    MIN_DOCUMENTS,
+    TRAIN,
+    VALIDATION,
+    Sides,
+    choose_by_size,
+    finish,
+    side_of,
+    tail,
+)
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
 from tokenloom.utils.names import counted, some
 
 MOST_CHOSEN = 200_000
 MOST_HELD = 10_000_000
-TRAINING, VALIDATION, LEFT_OUT = 0, 1, 2
 
 
 @dataclass
@@ -130,14 +140,9 @@ def _count_repeats(found: Survey) -> None:
     found.repeated = found.characters - int(np.frombuffer(found.sizes, dtype=np.uint64)[first].sum())
 
 
-@dataclass(frozen=True)
-class Sides:
-    """On which side each document stands; `cut`: (document, place) of the one that is cut into two, where one is."""
-
-    side: bytearray
-    cut: tuple[int, int] | None
-    how: str
-    notes: list[str]
+@dataclass
+class CorpusSplit(Sides):
+    """The side of every document."""
 
     def documents(self, side: int) -> int:
         """How many documents, or parts of one, stand on a side."""
@@ -150,7 +155,7 @@ class Sides:
             return total
         number, place = self.cut
         after = found.sizes[number] - place
-        return total - after if side == TRAINING else total + after
+        return total - after if side == TRAIN else total + after
 
     def pieces(self, text: StreamedText, cut: Cut) -> Iterator[tuple[int, Piece]]:
         """(side, piece) of all the text in order, without what is left out."""
@@ -171,87 +176,45 @@ class Sides:
                     yield side, piece
 
 
-def check_share(fraction: float | None) -> None:
-    """Raise UserError for a share of the text that is none."""
+def check_fraction(fraction: float | None) -> None:
+    """Raise UserError for a validation fraction that is none."""
     if fraction is not None and not 0 < fraction < 1:
         raise UserError(f"--val-fraction {fraction}: must be above 0 and below 1")
 
 
-def choose_sides(text: StreamedText, found: Survey, fraction: float | None, seed: int = 0) -> Sides:
-    """Which documents validate: by the rules of `splits.split`, told apart by what the survey has kept of them.
+def split_corpus(text: StreamedText, found: Survey, fraction: float | None, seed: int = 0) -> CorpusSplit:
+    """Choose the validation documents by the rules of `split.split`, from what the scan has kept of the documents.
 
     fraction: None for a tenth, or less where that is more than `MOST_HELD` characters, or what the data set itself
     holds out. Of more than `MOST_CHOSEN` documents, each is decided by a hash of its text alone.
     """
-    check_share(fraction)
-    share = fraction if fraction is not None else min(DEFAULT_FRACTION, MOST_HELD / found.characters)
-    wish = text.held_out if fraction in (None, DEFAULT_FRACTION) else None
+    check_fraction(fraction)
+    default = DataSet.default_fraction
+    share = fraction if fraction is not None else min(default, MOST_HELD / found.characters)
+    own = text.held_out if fraction in (None, default) else None
     distinct = found.documents - found.duplicates
-    if isinstance(wish, tuple):
-        held = {found.named[name] for name in wish if name in found.named}
-        return _by_documents(text, found, held, f"held out by name: {some(wish, 8)}")
-    if wish == "tail" or not text.documented or distinct < ENOUGH_DOCUMENTS:
-        return _tail(text, found, share)
-    if found.documents > MOST_CHOSEN:
+    ids = [found.first_id[digest] for digest in found.digests] if found.documents <= MOST_CHOSEN else []
+    keys = SplitKeys(ids=ids, content=found.digests, sizes=found.sizes)
+    if own == "tail" or (own is None and (not text.documented or distinct < MIN_DOCUMENTS)):
+        return CorpusSplit(**vars(tail(text.name, keys, share)))
+    if isinstance(own, tuple):
+        chosen = {found.named[name] for name in own if name in found.named}
+        how = f"held out by name ({some(own, 8)})"
+    elif found.documents > MOST_CHOSEN:
         limit = int(share * 2**64)
-        held = {digest for digest in found.digests if _order(seed, digest) < limit}
-        return _by_documents(text, found, held, f"whole documents, by a hash of their text with seed {seed}")
-    sizes: dict[int, int] = {}
-    for digest, size in zip(found.digests, found.sizes, strict=True):
-        sizes[digest] = sizes.get(digest, 0) + size
-    held = whole_documents(sizes, found.first_id, share, seed)
-    return _by_documents(text, found, held, f"whole documents, chosen with seed {seed}")
+        chosen = {digest for digest in found.digests if _order(seed, digest) < limit}
+        how = f"whole documents, by a hash of their text with seed {seed}"
+    else:
+        sizes: dict[int, int] = {}
+        for digest, size in zip(found.digests, found.sizes, strict=True):
+            sizes[digest] = sizes.get(digest, 0) + size
+        chosen = choose_by_size(sizes, found.first_id, share, seed)
+        how = f"whole documents, by a hash with seed {seed}"
+    notes = []
+    if found.duplicates:
+        notes.append(f"{counted(found.duplicates, 'repeat')} of another document, kept on the same side")
+    return CorpusSplit(**vars(finish(text.name, keys, side_of(keys, chosen), how, notes)))
 
 
 def _order(seed: int, digest: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}:{digest}".encode(), digest_size=8).digest(), "little")
-
-
-def _by_documents(text: StreamedText, found: Survey, held: set[int], how: str) -> Sides:
-    side = bytearray(VALIDATION if digest in held else TRAINING for digest in found.digests)
-    count = sum(side)
-    total = counted(found.documents, "document")
-    if not 0 < count < found.documents:
-        empty = "training" if count else "validation"
-        raise UserError(
-            f"{text.name}: holding out {count:,} of {total} leaves nothing for {empty}; --val-fraction decides"
-        )
-    characters = sum(size for size, one in zip(found.sizes, side, strict=True) if one)
-    notes = []
-    if found.duplicates:
-        notes.append(
-            f"{counted(found.duplicates, 'exact repeat')} of another document; identical documents were kept on the"
-            " same side"
-        )
-    how = f"{how}; {found.documents - count:,} of {total} train, {count:,} validate"
-    return Sides(side, None, f"{how} ({characters / found.characters:.1%} of the characters)", notes)
-
-
-def _tail(text: StreamedText, found: Survey, share: float) -> Sides:
-    side = bytearray(found.documents)
-    seen: set[int] = set()
-    if found.duplicates:
-        for number in reversed(range(found.documents)):  # The last one of some that are alike stays, as in `split`.
-            side[number] = LEFT_OUT if found.digests[number] in seen else TRAINING
-            seen.add(found.digests[number])
-    characters = found.characters - found.repeated
-    left = border = int((1 - share) * characters)
-    if not 0 < border < characters:
-        raise UserError(
-            f"{text.name} is too short to split: of {counted(characters, 'character')}, {border:,} would train and"
-            f" {characters - border:,} validate; give a longer text"
-        )
-    cut: tuple[int, int] | None = None
-    for number, size in enumerate(found.sizes):
-        if side[number] == LEFT_OUT:
-            continue
-        if 0 < left < size:
-            cut = (number, left)
-        elif left <= 0:
-            side[number] = VALIDATION
-        left -= size
-    notes = []
-    if found.duplicates:
-        notes.append(f"left out {counted(found.duplicates, 'exact repeat')} of another document before the cut")
-    how = f"the last {share:.3g} of the characters validate: {border:,} train, {characters - border:,} validate"
-    return Sides(side, cut, how, notes)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tokenloom.data.pretokenized.scan import TRAINING, Sides, Survey
+from tokenloom.data.pretokenized.scan import CorpusSplit, Survey
 from tokenloom.data.pretokenized.streaming import StreamedText
+from tokenloom.data.split import TRAIN
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.text import AUTO_CHARACTERS, choose_tokenizer, suggested_vocab_size
 
@@ -14,7 +15,7 @@ STRETCH = 1 << 16
 
 
 def train_tokenizer(
-    kind: str, size: int | None, specials: Sequence[str], text: StreamedText, found: Survey, sides: Sides
+    kind: str, size: int | None, specials: Sequence[str], text: StreamedText, found: Survey, sides: CorpusSplit
 ) -> TextTokenizer:
     """The tokenizer that `choose_tokenizer` makes of the training part, of at most `SAMPLE` characters of it.
 
@@ -22,7 +23,7 @@ def train_tokenizer(
     characters at even distances; the size that suits it is still that for the whole part.
     """
     alphabet = "".join(sorted(found.alphabet))
-    total = sides.characters(TRAINING, found)
+    total = sides.characters(TRAIN, found)
     if total <= SAMPLE:
         return choose_tokenizer(list(_whole(text, sides)), kind, size, specials, [alphabet])
     if kind == "auto":
@@ -44,21 +45,21 @@ def _anywhere(text: str) -> int:
     return len(text) - 1
 
 
-def _whole(text: StreamedText, sides: Sides) -> Iterator[str]:
+def _whole(text: StreamedText, sides: CorpusSplit) -> Iterator[str]:
     parts: list[str] = []
     for side, piece in sides.pieces(text, _anywhere):
-        if side == TRAINING:
+        if side == TRAIN:
             parts.append(piece.text)
             if piece.last:
                 yield "".join(parts)
                 parts.clear()
 
 
-def _stretches(text: StreamedText, sides: Sides, total: int) -> Iterator[str]:
+def _stretches(text: StreamedText, sides: CorpusSplit, total: int) -> Iterator[str]:
     period = STRETCH * total // SAMPLE
     position = 0
     for side, piece in sides.pieces(text, _anywhere):
-        if side != TRAINING:
+        if side != TRAIN:
             continue
         here = 0
         while here < len(piece.text):

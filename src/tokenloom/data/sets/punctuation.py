@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tokenloom.data.conll import TaggedData
+from tokenloom.data.conll import TaggedData, punctuated
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.punctuation import punctuated
 from tokenloom.data.registry import Recipe
 from tokenloom.data.sets import shakespeare
 

@@ -1,4 +1,4 @@
-"""What the pictures of quick rows show, held against what is known of it; those of slower rows are checked beside
+"""What the plots of quick rows show, held against what is known of it; those of slower rows are checked beside
 their measures."""
 
 from collections.abc import Callable, Sequence
@@ -11,87 +11,87 @@ from numpy.typing import NDArray
 from tokenloom.lab.registry import experiments
 from tokenloom.lab.runner import RunOptions, measure
 
-Pictures = Sequence[dict[str, Any]]
+Plots = Sequence[dict[str, Any]]
 
 
-def panels(pictures: Pictures) -> list[NDArray[Any]]:
-    """The matrices of the first picture."""
-    return [np.array(panel["values"]) for panel in pictures[0]["panels"]]
+def panels(plots: Plots) -> list[NDArray[Any]]:
+    """The matrices of the first plot."""
+    return [np.array(panel["values"]) for panel in plots[0]["panels"]]
 
 
-def courses(pictures: Pictures) -> dict[str, NDArray[Any]]:
-    """The heights of the lines of the first picture, by name."""
-    return {line["name"]: np.array(line["y"]) for line in pictures[0]["lines"]}
+def courses(plots: Plots) -> dict[str, NDArray[Any]]:
+    """The heights of the lines of the first plot, by name."""
+    return {line["name"]: np.array(line["y"]) for line in plots[0]["lines"]}
 
 
-def weights(pictures: Pictures) -> None:
-    [A] = panels(pictures)
+def weights(plots: Plots) -> None:
+    [A] = panels(plots)
     assert A.shape == (5, 5)
     assert (A > 0).all()
     assert np.allclose(A.sum(1), 1, atol=1e-6)
 
 
-def scores(pictures: Pictures) -> None:
-    shared, separate = panels(pictures)
+def scores(plots: Plots) -> None:
+    shared, separate = panels(plots)
     assert np.allclose(shared, shared.T, atol=1e-4)
     assert np.abs(separate - separate.T).max() > 0.1
 
 
-def variance(pictures: Pictures) -> None:
-    widths = np.array(pictures[0]["lines"][0]["x"])
-    plain, scaled = courses(pictures).values()
+def variance(plots: Plots) -> None:
+    widths = np.array(plots[0]["lines"][0]["x"])
+    plain, scaled = courses(plots).values()
     assert np.allclose(plain / widths, 1, atol=0.15)
     assert np.allclose(scaled, plain / widths)
 
 
-def saturation(pictures: Pictures) -> None:
-    unscaled, scaled = courses(pictures).values()
+def saturation(plots: Plots) -> None:
+    unscaled, scaled = courses(plots).values()
     assert (np.diff(unscaled) < 0).all()
     assert scaled.min() > 10 * unscaled[-1]
 
 
-def norms(pictures: Pictures) -> None:
-    found = courses(pictures)
+def norms(plots: Plots) -> None:
+    found = courses(plots)
     assert np.allclose(found["post-norm"], 32**0.5, atol=0.01)
     assert (np.diff(found["pre-norm"]) > 0).all()
 
 
-def waves(pictures: Pictures) -> None:
-    [r] = panels(pictures)
+def waves(plots: Plots) -> None:
+    [r] = panels(plots)
     assert np.allclose(r[0], np.sin(np.arange(96)))
     assert np.allclose(r[1], np.cos(np.arange(96)))
     assert np.allclose(r[0::2] ** 2 + r[1::2] ** 2, 1), "hands of clocks"
 
 
-def rotation(pictures: Pictures) -> None:
-    [M] = panels(pictures)
+def rotation(plots: Plots) -> None:
+    [M] = panels(plots)
     assert np.allclose(M @ M.T, np.eye(32))
     beside = np.kron(np.eye(16), np.ones((2, 2)))
     assert not M[beside == 0].any()
 
 
-def cosines(pictures: Pictures) -> None:
-    measured, expected = courses(pictures).values()
+def cosines(plots: Plots) -> None:
+    measured, expected = courses(plots).values()
     assert np.allclose(measured / expected, 1, atol=0.05)
 
 
-def ranks(pictures: Pictures) -> None:
-    [values] = courses(pictures).values()
+def ranks(plots: Plots) -> None:
+    [values] = courses(plots).values()
     assert (values > 1e-5 * values[0]).sum() == 4
 
 
-def dense(pictures: Pictures) -> None:
-    [M] = panels(pictures)
+def dense(plots: Plots) -> None:
+    [M] = panels(plots)
     blocks = np.abs(M).reshape(6, 8, 6, 8).max((1, 3)) > 0
     assert np.array_equal(blocks, np.tril(np.ones((6, 6), bool)))
 
 
-def change(pictures: Pictures) -> None:
-    [y] = courses(pictures).values()
+def change(plots: Plots) -> None:
+    [y] = courses(plots).values()
     assert y[:6].max() < 1e-6 < 1e-3 < y[6:].min()
 
 
-CHECKS: dict[str, Callable[[Pictures], None]] = {
+CHECKS: dict[str, Callable[[Plots], None]] = {
     "1.1": weights,
     "1.2": scores,
     "1.3": variance,
@@ -110,12 +110,12 @@ WITHOUT = {"1.5", "1.6", "1.9", "1.12c", "2.1", "3.2", "3.8", "3.15"}
 
 @pytest.mark.parametrize("id", CHECKS)
 def test_what_is_drawn_is_what_is_known(id: str) -> None:
-    CHECKS[id](measure(experiments()[id], RunOptions())["pictures"])
+    CHECKS[id](measure(experiments()[id], RunOptions())["plots"])
 
 
 @pytest.mark.parametrize("id", sorted(WITHOUT))
 def test_nothing_is_drawn_where_nothing_is_checked(id: str) -> None:
-    assert not measure(experiments()[id], RunOptions())["pictures"]
+    assert not measure(experiments()[id], RunOptions())["plots"]
 
 
 def test_every_row_of_the_first_section_that_draws_at_once_is_checked() -> None:
@@ -125,7 +125,7 @@ def test_every_row_of_the_first_section_that_draws_at_once_is_checked() -> None:
 
 def test_every_merge_adds_less(tinyshakespeare: str) -> None:
     row = measure(experiments()["2.3"], RunOptions())
-    line = row["pictures"][0]["lines"][0]
+    line = row["plots"][0]["lines"][0]
     gains = np.diff(line["y"]) / np.diff(line["x"])
     assert (gains > 0).all()
     assert (np.diff(gains) < 0).all()

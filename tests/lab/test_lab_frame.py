@@ -18,9 +18,9 @@ from tokenloom.cli.main import main
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Bench, Experiment, Outcome, exact, near, order, shown
 from tokenloom.lab.runner import Folder, RunOptions, measure, run
-from tokenloom.plotting.svg import Line, Panel, Picture, draw, svg
+from tokenloom.plotting.svg import Line, Panel, Plot, draw, svg
 
-PICTURE = Picture("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
+PICTURE = Plot("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
 
 
 def made(id: str, value: float = 1.0, **about: Any) -> Experiment:
@@ -91,7 +91,7 @@ def test_the_page_stands_alone() -> None:
     rows = [measure(one, RunOptions()) for one in (made("1.1"), made("2.1", 2.0), made("mine"))]
     text = html(json.loads(json.dumps(rows)))
     page = check_page(text, len(rows))
-    assert page.tags.count("svg") == 6, "each picture in both looks"
+    assert page.tags.count("svg") == 6, "each plot in both looks"
     assert {"row-1.1", "row-2.1", "row-mine"} <= set(page.ids)
     assert "2 of 3 rows" in text
     assert "because &lt;so&gt;." in text
@@ -102,24 +102,24 @@ def test_pictures_draw_what_they_were_given() -> None:
     figure = draw(PICTURE)
     assert figure.axes[0].get_lines()[0].get_ydata().tolist() == [1.0, 4.0, 9.0]  # type: ignore[union-attr]
     values = [[0.0, 1.0], [2.0, -3.0]]
-    panels = Picture("heat", "Squares.", panels=[Panel("a", values, ["$x", "y"], ["p", "q"], signed=True)] * 3)
+    panels = Plot("heat", "Squares.", panels=[Panel("a", values, ["$x", "y"], ["p", "q"], signed=True)] * 3)
     figure = draw(panels, dark=True)
     assert figure.axes[0].images[0].get_array().tolist() == values  # type: ignore[union-attr]
     light, dark = svg(panels), svg(panels, dark=True)
     assert light != dark
     assert light.startswith("<svg")
-    assert light == svg(panels), "the same picture is the same text"
+    assert light == svg(panels), "the same plot is the same text"
 
 
 def test_axes_name_what_was_measured_and_a_legend_above_covers_nothing() -> None:
     lines = [Line(name, [1, 2, 3], [0.0, 1.0, 0.5]) for name in ("one", "another")]
-    named = draw(Picture("a", "b.", lines=lines, places=["x", "y", "z"], above=True)).axes[0]
+    named = draw(Plot("a", "b.", lines=lines, places=["x", "y", "z"], above=True)).axes[0]
     assert [label.get_text() for label in named.get_xticklabels()] == ["x", "y", "z"]
     legend = named.get_legend()
     assert legend is not None
     named.figure.draw_without_rendering()  # type: ignore[union-attr]
     assert legend.get_window_extent().y0 >= named.get_window_extent().y1
-    whole = draw(Picture("a", "b.", lines=lines)).axes[0]
+    whole = draw(Plot("a", "b.", lines=lines)).axes[0]
     assert all(place == int(place) for place in whole.get_xticks()), "there is no second and a half"
 
 

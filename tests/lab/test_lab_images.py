@@ -1,4 +1,4 @@
-"""Pictures in the lab (4.1 to 4.4) in quick form, against the coarse bounds of their rows, and what they draw."""
+"""Image experiments of the lab (4.1 to 4.4) in quick form: the bounds of their rows, and their plots."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def test_they_are_within_their_coarse_bounds(rows: dict[str, dict[str, Any]]) ->
 
 
 def test_accuracy_against_pictures_and_attention_over_them(rows: dict[str, dict[str, Any]]) -> None:
-    curve, looked = rows["4.1"]["pictures"]
+    curve, looked = rows["4.1"]["plots"]
     assert [line["name"] for line in curve["lines"]][-1] == "vision transformer"
     assert all(line["x"] == [360, 1440] and all(0 <= y <= 1 for y in line["y"]) for line in curve["lines"])
     machine = curve["lines"][0]["y"]
@@ -41,7 +41,7 @@ def test_accuracy_against_pictures_and_attention_over_them(rows: dict[str, dict[
 
 
 def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
-    (epochs, timed), (cost,) = (picture["lines"] for picture in rows["4.2"]["pictures"])
+    (epochs, timed), (cost,) = (plot["lines"] for plot in rows["4.2"]["plots"])
     assert (epochs["name"], timed["name"]) == ("equal epochs", "equal time")
     assert epochs["x"] == timed["x"] == cost["x"] == [1, 4, 16, 64]
     assert all(y > 0 for y in cost["y"])
@@ -58,8 +58,8 @@ def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def test_samples_and_completions_keep_what_is_given(rows: dict[str, dict[str, Any]]) -> None:
-    samples, completed = rows["4.3"]["pictures"]
-    assert np.shape(samples["panels"][0]["values"]) == (91, 91), "ten rows of ten pictures of 8 × 8"
+    samples, completed = rows["4.3"]["plots"]
+    assert np.shape(samples["panels"][0]["values"]) == (91, 91), "ten rows of ten images of 8 × 8"
     whole = np.array(completed["panels"][0]["values"])
     assert whole.shape == (5 * 9 + 1, 4 * 9 + 1)
     truth, made = whole[1:9], whole[19:27]
@@ -68,7 +68,7 @@ def test_samples_and_completions_keep_what_is_given(rows: dict[str, dict[str, An
 
 
 def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None:
-    lines = {line["name"]: line for line in rows["4.4"]["pictures"][0]["lines"]}
+    lines = {line["name"]: line for line in rows["4.4"]["plots"][0]["lines"]}
     counts = lines["counts, palettes of 2 … 16 colors"]
     assert counts["y"] == sorted(counts["y"]), "more colors need more bits"
     assert counts["x"] == sorted(counts["x"], reverse=True), "and lose less"
@@ -76,22 +76,22 @@ def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None
     assert codes["x"][0] > pixels["x"][0]
     assert codes["y"][0] < pixels["y"][0]
     assert all(math.isfinite(value) for line in lines.values() for value in line["y"])
-    shown = [np.array(picture["panels"][0]["values"]) for picture in rows["4.4"]["pictures"][1:]]
+    shown = [np.array(plot["panels"][0]["values"]) for plot in rows["4.4"]["plots"][1:]]
     assert shown[0].shape[0] == shown[0].shape[1], "ten samples of each of ten classes"
     size = shown[1].shape[0] // 2
     above, below = shown[1][1:size], shown[1][size + 1 :][: size - 1]
-    assert 0 < np.mean((above - below) ** 2) < 0.1, "what the codes keep is near the picture"
+    assert 0 < np.mean((above - below) ** 2) < 0.1, "the reconstruction is near the image"
 
 
 def test_their_part_of_the_page_is_small_and_fetches_nothing(rows: dict[str, dict[str, Any]]) -> None:
     page = check_page(html(list(rows.values())), 4)
-    assert page.tags.count("svg") == 2 * sum(len(row["pictures"]) for row in rows.values()), "in both looks"
+    assert page.tags.count("svg") == 2 * sum(len(row["plots"]) for row in rows.values()), "in both looks"
 
 
 def test_a_sheet_has_every_picture_in_its_place() -> None:
-    pictures = np.arange(3, dtype=np.uint8).reshape(3, 1, 1, 1) * np.full((3, 1, 2, 2), 51, np.uint8)
-    assert sheet(pictures, 2)[1][1:] == [0.0, 0.0, 0.45, 0.2, 0.2, 0.45]
-    assert sheet(pictures, 2)[4][1:3] == [0.4, 0.4]
+    images = np.arange(3, dtype=np.uint8).reshape(3, 1, 1, 1) * np.full((3, 1, 2, 2), 51, np.uint8)
+    assert sheet(images, 2)[1][1:] == [0.0, 0.0, 0.45, 0.2, 0.2, 0.45]
+    assert sheet(images, 2)[4][1:3] == [0.4, 0.4]
 
 
 def test_an_overlay_shines_where_weights_are_large() -> None:

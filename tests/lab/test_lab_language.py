@@ -29,8 +29,8 @@ def found(row: dict[str, Any], start: str) -> str:
 def test_the_ladder(tinyshakespeare: str) -> None:
     """What is drawn is what was measured, and each counted rung is below the one before."""
     row = quick("3.5")
-    unigram, bigram, gpt, longer = row["pictures"][0]["lines"][0]["y"]
-    assert row["pictures"][0]["places"] == ["unigram", "bigram", "GPT", "order-6 n-gram"]
+    unigram, bigram, gpt, longer = row["plots"][0]["lines"][0]["y"]
+    assert row["plots"][0]["places"] == ["unigram", "bigram", "GPT", "order-6 n-gram"]
     assert [f"{unigram:.4f}", f"{bigram:.4f}"] == [found(row, "unigram"), found(row, "bigram")]
     assert unigram > bigram > longer
     assert unigram > gpt > longer, "a few steps are better than none, and no match for counting"
@@ -38,14 +38,14 @@ def test_the_ladder(tinyshakespeare: str) -> None:
 
 def test_a_person_writes_what_is_less_likely(tinyshakespeare: str) -> None:
     row = quick("3.9")
-    beam, human = (line["y"] for line in row["pictures"][0]["lines"])
+    beam, human = (line["y"] for line in row["plots"][0]["lines"])
     assert len(beam) == len(human) == 40
     assert np.log(beam).mean() > np.log(human).mean()
 
 
 def test_four_ways_to_sample(tinyshakespeare: str) -> None:
     row = quick("3.6b")
-    texts, curves = row["pictures"]
+    texts, curves = row["plots"]
     assert texts["text"].count("ROMEO:\n") == 4
     distinct, known = (line["y"] for line in curves["lines"])
     assert all(0 < share <= 1 for share in (*distinct, *known))
@@ -60,7 +60,7 @@ def test_shares_are_of_whole_words() -> None:
 
 def test_its_own_text_leads_astray(tinyshakespeare: str) -> None:
     row = quick("3.6c")
-    real, own, _ = (line["y"] for line in row["pictures"][0]["lines"])
+    real, own, _ = (line["y"] for line in row["plots"][0]["lines"])
     assert real[0] == own[0], "without a prefix there is no difference"
     assert min(np.subtract(own, real)[1:]) > 0
 
@@ -68,7 +68,7 @@ def test_its_own_text_leads_astray(tinyshakespeare: str) -> None:
 def test_the_cache_writes_the_same_and_costs_less(tinyshakespeare: str) -> None:
     row = quick("3.11")
     assert found(row, "greedy") == found(row, "drawn") == "200 of 200"
-    kept, anew = (line["y"] for line in row["pictures"][0]["lines"])
+    kept, anew = (line["y"] for line in row["plots"][0]["lines"])
     assert all(a < b / 10 for a, b in zip(kept, anew, strict=True))
 
 
@@ -83,6 +83,6 @@ def test_multiplications_are_counted() -> None:
 
 def test_two_classic_bugs(tinyshakespeare: str) -> None:
     row = quick("3.3")
-    right, open_, same = (line["y"] for line in row["pictures"][0]["lines"])
+    right, open_, same = (line["y"] for line in row["plots"][0]["lines"])
     assert len(right) == len(open_) == len(same)
     assert same[-1] < open_[-1]

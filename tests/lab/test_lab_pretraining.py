@@ -89,12 +89,12 @@ def test_the_gain_is_that_of_the_fewest_labels_and_drawn_as_measured() -> None:
     budget = replace(pretraining.FULL, labels={40: 2, 160: 1})
     gains = [m for m in pretraining.measures_of(means, budget, 0.02) if m.good is not None]
     assert [(m.measured, m.good) for m in gains] == [("0.1", True), ("-0.05", False)]
-    pictures = pretraining.pictures_of(means, budget)
-    assert [[list(line.y) for line in picture.lines] for picture in pictures] == [
+    plots = pretraining.plots_of(means, budget)
+    assert [[list(line.y) for line in plot.lines] for plot in plots] == [
         [[0.5, 0.7], [0.4, 0.7]],
         [[0.3, 0.6], [0.35, 0.6]],
     ]
-    assert list(pictures[0].lines[0].x) == [40, 160]
+    assert list(plots[0].lines[0].x) == [40, 160]
 
 
 def test_pre_training_in_quick_form() -> None:

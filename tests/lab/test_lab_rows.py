@@ -14,13 +14,13 @@ FAST = [one for one in experiments().values() if one.section == "1" and not one.
 
 @pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
 def test_a_fast_row_is_within_its_tolerance_and_has_pictures_that_can_be_drawn(one: Experiment) -> None:
-    from tokenloom.plotting.svg import picture_from, svg
+    from tokenloom.plotting.svg import plot_from, svg
 
     row = measure(one, RunOptions())
     assert row["good"], [m for m in row["measures"] if not m["good"]]
-    for picture in row["pictures"]:
-        assert svg(picture_from(picture)).startswith("<svg")
-        assert picture["caption"]
+    for plot in row["plots"]:
+        assert svg(plot_from(plot)).startswith("<svg")
+        assert plot["caption"]
 
 
 @pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
@@ -33,7 +33,7 @@ def test_another_seed_keeps_the_second_tolerance(one: Experiment) -> None:
 def test_cost_against_length_in_quick_form() -> None:
     row = measure(experiments()["1.8"], RunOptions(quick=True))
     assert row["good"], row["measures"]
-    memory = {line["name"]: line["y"] for line in row["pictures"][1]["lines"]}
+    memory = {line["name"]: line["y"] for line in row["plots"][1]["lines"]}
     MiB = 2**20
     assert memory["fused attention"][-1] == pytest.approx(4 * 2048 * 64 * 4 / MiB, rel=0.02), "Q, K, V and Y"
     assert 1 < memory["explicit attention"][-1] * MiB / (2048**2 * 4) < 3, "the weights, and what they are made of"
@@ -62,18 +62,18 @@ def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: 
     pytest.importorskip("sklearn")
     row = measure(experiments()["2.8"], RunOptions(seed=seed))
     assert row["good"], row["measures"]
-    own, theirs, most = (line["y"] for line in row["pictures"][0]["lines"])
+    own, theirs, most = (line["y"] for line in row["plots"][0]["lines"])
     assert own == pytest.approx(theirs, abs=1e-9)
     assert max(own) > 2 * most[0], "far better than the most frequent speaker"
     assert min(own) < 0.75 * max(own), "a large α drowns the counts"
-    assert "LEONTES: Camillo" in row["pictures"][1]["text"] or seed
+    assert "LEONTES: Camillo" in row["plots"][1]["text"] or seed
 
 
 def test_positions_beyond_those_of_the_training_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["1.12d"], RunOptions(quick=True))
     assert row["good"], row["measures"]
     assert "learned positions for 0 … 63 alone" in row["measures"][0]["measured"]
-    lines = {line["name"]: line["x"] for line in row["pictures"][0]["lines"]}
+    lines = {line["name"]: line["x"] for line in row["plots"][0]["lines"]}
     assert list(lines["learned"]) == [64]
     assert all(list(lines[name]) == [64, 96, 128, 192] for name in ("sinusoidal", "rotary", "relative-bias"))
 
@@ -93,7 +93,7 @@ def test_a_shorter_window_is_the_beginning_of_a_longer_one() -> None:
 def test_the_bottleneck_in_quick_form() -> None:
     row = measure(experiments()["2.10b"], RunOptions(quick=True))
     assert row["good"], row["measures"]
-    without, beside = (line["y"] for line in row["pictures"][0]["lines"])
+    without, beside = (line["y"] for line in row["plots"][0]["lines"])
     assert without[0] > without[-1], "falls with length"
     assert beside[-1] > without[-1]
 
@@ -104,7 +104,7 @@ def test_word_vectors_in_quick_form(tinyshakespeare: str, monkeypatch: pytest.Mo
     row = measure(experiments()["2.11"], RunOptions(quick=True))
     assert row["good"], row["measures"]
     assert any("gensim" in m["name"] for m in row["measures"]) == (find_spec("gensim") is not None)
-    assert "king − man + woman" in row["pictures"][1]["text"]
+    assert "king − man + woman" in row["plots"][1]["text"]
     monkeypatch.setattr("tokenloom.lab.word_vectors.find_spec", lambda name: None)
     monkeypatch.setattr("tokenloom.lab.word_vectors.own_vectors", lambda task, *rest: np.eye(len(task.vocabulary), 9))
     row = measure(experiments()["2.11"], RunOptions(quick=True))
@@ -126,7 +126,7 @@ def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["2.9"], RunOptions(quick=True))
     assert row["quick"]
     assert row["good"], row["measures"]
-    losses = row["pictures"][0]["lines"][0]["y"]
+    losses = row["plots"][0]["lines"][0]["y"]
     assert losses[0] == pytest.approx(np.log(65), abs=0.3), "at first all letters are alike"
     assert np.mean(losses[-10:]) < losses[0] - 0.5
 
@@ -147,18 +147,18 @@ def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str
     rows = {id: measure(experiments()[id], RunOptions(quick=True), made) for id in ("3.4", "3.6", "3.7", "3.10")}
     assert len(made) == 1, "the model is trained once"
     assert all(row["good"] for row in rows.values()), rows
-    heads = rows["3.7"]["pictures"][0]["panels"]
+    heads = rows["3.7"]["plots"][0]["panels"]
     assert len(heads) == 2
     for panel in heads:
         weights = np.array(panel["values"])
         assert weights.shape == (24, 24)
         assert np.allclose(weights.sum(1), 1, atol=1e-5)
         assert not np.triu(weights, 1).any(), "no head looks ahead"
-    validation, training = (line["y"] for line in rows["3.4"]["pictures"][0]["lines"])
+    validation, training = (line["y"] for line in rows["3.4"]["plots"][0]["lines"])
     assert len(validation) == len(training) == 1, "one stage in quick form"
     assert 2 < training[-1] < validation[-1] + 0.1 < np.log(65), "better than alike, and no better than held-out text"
-    assert rows["3.6"]["pictures"][0]["text"].count("ROMEO:") >= 2
-    lines = rows["3.10"]["pictures"][0]["lines"]
+    assert rows["3.6"]["plots"][0]["text"].count("ROMEO:") >= 2
+    lines = rows["3.10"]["plots"][0]["lines"]
     assert all(line["y"] == sorted(line["y"], reverse=True) and sum(line["y"]) <= 1 + 1e-6 for line in lines)
     assert [line["y"][0] for line in lines] == sorted((line["y"][0] for line in lines), reverse=True)
 
@@ -173,7 +173,7 @@ def test_merges_of_pairs_are_exact(id: str, tinyshakespeare: str) -> None:
 def test_orders_of_n_grams_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["2.7"], RunOptions(quick=True))
     assert row["good"], row["measures"]
-    lines = {line["name"]: line["y"] for line in row["pictures"][0]["lines"]}
+    lines = {line["name"]: line["y"] for line in row["plots"][0]["lines"]}
     assert lines["add, training"][-1] < lines["add, validation"][-1], "what was counted is known better"
     assert lines["kneser-ney, validation"][-1] == min(lines["kneser-ney, validation"])
     assert lines["the GPT of 3.4, 1.9085"] == [1.9085] * 4
@@ -184,5 +184,5 @@ def test_gradients_through_time_keep_their_bound(seed: int | None) -> None:
     row = measure(experiments()["2.10"], RunOptions(seed=seed))
     assert row["good"], row["measures"]
     assert sum("÷ its bound" in m["name"] for m in row["measures"]) == 4
-    lines = {line["name"]: line["y"] for line in row["pictures"][0]["lines"]}
+    lines = {line["name"]: line["y"] for line in row["plots"][0]["lines"]}
     assert lines["tanh, gain 0.5"][0] < 1e-15 < 1e-3 < lines["LSTM, gate near one"][0]

@@ -12,10 +12,10 @@ def test_ten_digits_are_reversed_as_printed() -> None:
     # Its tables have 11 and 2 · 10 rows, of 32; 3 attentions, 2 MLPs, 6 norms, and a head of 10.
     count = 32 * 31 + 3 * 4 * 32**2 + 2 * (2 * 4 * 32**2 + 5 * 32) + 6 * 64 + 330
     assert row["measures"][0]["measured"] == f"{count:,}"
-    looked = np.array(row["pictures"][0]["panels"][0]["values"])
+    looked = np.array(row["plots"][0]["panels"][0]["values"])
     assert np.allclose(looked.sum(1), 1, atol=1e-5)
     assert looked.argmax(1).tolist() == list(range(9, -1, -1)), "the anti-diagonal"
-    assert len(row["pictures"][1]["lines"][0]["y"]) == 301
+    assert len(row["plots"][1]["lines"][0]["y"]) == 301
 
 
 def test_reversal_in_quick_form() -> None:

@@ -85,7 +85,7 @@ def run(**given: Any) -> int:
         rows = [row for row in folder.rows() if row["id"] in ids]
     bad = [row["id"] for row in rows if not row["good"]]
     if own.json:
-        print_json({"rows": [{k: v for k, v in row.items() if k != "pictures"} for row in rows], "out": own.out})
+        print_json({"rows": [{k: v for k, v in row.items() if k != "plots"} for row in rows], "out": own.out})
     else:
         verdict = f"out of tolerance: {', '.join(bad)}" if bad else "all within tolerance"
         spent = sum(row["processor_seconds"] for row in rows)

@@ -11,7 +11,7 @@ from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, e
 from tokenloom.nn.attention import MultiHeadAttention, attention, attention_weights
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
-from tokenloom.plotting.svg import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Plot
 
 
 def gap(a: Tensor, b: Tensor) -> float:
@@ -35,7 +35,7 @@ def simple(bench: Bench) -> Outcome:
     Y, same = attention(2.0 * X[None, None], X[None, None], X[None, None], return_weights=True)
     outside = max((Y[0, 0] - X.amax(0)).max().item(), (X.amin(0) - Y[0, 0]).max().item())
     names = [f"x{n}" for n in range(1, 6)]
-    picture = Picture(
+    plot = Plot(
         "Who is averaged with whom",
         "Each row is one output; its weights over the five inputs sum to one.",
         x="input",
@@ -48,7 +48,7 @@ def simple(bench: Bench) -> Outcome:
         at_most("outputs beyond the range of the inputs", 1e-6, outside, "convex combination"),
         at_most("attention() − the formula", 1e-6, max(gap(same[0, 0], A), gap(Y[0, 0], A @ X))),
     ]
-    return Outcome(measures, [picture])
+    return Outcome(measures, [plot])
 
 
 @experiment(
@@ -65,12 +65,12 @@ def symmetry(bench: Bench) -> Outcome:
     X, U, W_q, W_k = (torch.randn(*shape, generator=g) for shape in ((5, 4), (4, 4), (4, 4), (4, 4)))
     shared, separate = X @ U @ U.T @ X.T, X @ W_q @ W_k.T @ X.T
     panels = [Panel("shared U", shared.tolist(), signed=True), Panel("W_q and W_k", separate.tolist(), signed=True)]
-    picture = Picture("Scores", "Only the left one is its own mirror image.", x="key", y="query", panels=panels)
+    plot = Plot("Scores", "Only the left one is its own mirror image.", x="key", y="query", panels=panels)
     measures = [
         at_most("shared: scores − transposed", 1e-4, gap(shared, shared.T), "symmetric"),
         at_least("separate: scores − transposed", 1e-2, gap(separate, separate.T), "not symmetric"),
     ]
-    return Outcome(measures, [picture])
+    return Outcome(measures, [plot])
 
 
 @experiment(
@@ -96,7 +96,7 @@ def variance(bench: Bench) -> Outcome:
         measures.append(bench.digits(f"after ÷ √D_k, D_k = {width}", scaled, scaled_found[-1], 3, 0.06))
     lines = [Line("qᵀk", list(published), plain_found), Line("qᵀk ÷ √D_k", list(published), scaled_found)]
     caption = "The variance grows with the width; divided by √D_k it stays at one."
-    return Outcome(measures, [Picture("Variance", caption, "D_k", "variance", lines, log_x=True, log_y=True)])
+    return Outcome(measures, [Plot("Variance", caption, "D_k", "variance", lines, log_x=True, log_y=True)])
 
 
 @experiment(
@@ -134,8 +134,8 @@ def saturation(bench: Bench) -> Outcome:
         ]
     lines = [Line(name, list(published), values) for name, values in norms.items()]
     caption = "Without scaling the derivative of the softmax vanishes with the width."
-    picture = Picture("How much the softmax still moves", caption, "D_k", "norm of the Jacobian", lines)
-    return Outcome(measures, [Picture(**{**vars(picture), "log_x": True, "log_y": True})])
+    plot = Plot("How much the softmax still moves", caption, "D_k", "norm of the Jacobian", lines)
+    return Outcome(measures, [Plot(**{**vars(plot), "log_x": True, "log_y": True})])
 
 
 @experiment(
@@ -229,11 +229,11 @@ def rank(bench: Bench) -> Outcome:
     count = float((values > 1e-10 * values[0]).sum())
     lines = [Line("singular values", list(range(1, 17)), values.clamp_min(1e-18).tolist())]
     caption = "Four singular values stand out; the others are rounding."
-    picture = Picture("Singular values of one head's W_v W_o", caption, "number", "value", lines, log_y=True)
+    plot = Plot("Singular values of one head's W_v W_o", caption, "number", "value", lines, log_y=True)
     return Outcome(
         [
             at_most("rank of W_v,h W_o,h", 4, count, "≤ D/H = 4"),
             at_most("residual beyond the span of the values", 1e-5, residual, "< 1e-5"),
         ],
-        [picture],
+        [plot],
     )

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from tokenloom.lab.experiment import Bench, Outcome, at_least, between, experiment, shown
 from tokenloom.nn.attention import attention, explicit_attention
 from tokenloom.nn.mlp import MLP
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 
 D = 64
 LENGTHS, QUICK_LENGTHS = (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048)
@@ -163,12 +163,12 @@ def cost(bench: Bench) -> Outcome:
     for name in works:
         measures.append(shown(f"{name}, {longest}", f"{seconds[name][-1] * 1e3:.1f} ms, {last[name]:.1f} MiB"))
 
-    def course(title: str, caption: str, unit: str, values: dict[str, list[float]]) -> Picture:
+    def course(title: str, caption: str, unit: str, values: dict[str, list[float]]) -> Plot:
         lines = [Line(name, lengths, found) for name, found in values.items()]
-        return Picture(title, caption, "tokens", unit, lines, log_x=True, log_y=True)
+        return Plot(title, caption, "tokens", unit, lines, log_x=True, log_y=True)
 
-    pictures = [
+    plots = [
         course("Time", "Twice the length: four times the time of attention.", "seconds", seconds),
         course("Memory", "The N × N weights fill the memory; the fused kernel has none.", "MiB at once", memory),
     ]
-    return Outcome(measures, pictures)
+    return Outcome(measures, plots)

@@ -14,7 +14,7 @@ from tokenloom.nn.initialization import constant, framework_linear, initialize, 
 from tokenloom.nn.mlp import MLP
 from tokenloom.nn.positions import Sinusoidal
 from tokenloom.nn.transformer import Transformer, TransformerLayer
-from tokenloom.plotting.svg import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Plot
 
 LAYER_TABLE = [
     ("*.W_[qkvo].weight", normal_by_inputs()),
@@ -54,7 +54,7 @@ def norms(bench: Bench) -> Outcome:
         else:
             measures.append(between("pre-norm: last ÷ first", 1.8, 3.5, found[-1] / found[0]))
     caption = "Post-norm stays at √32; pre-norm grows layer by layer."
-    return Outcome(measures, [Picture("Mean norm of a token", caption, "layer", "norm", lines)])
+    return Outcome(measures, [Plot("Mean norm of a token", caption, "layer", "norm", lines)])
 
 
 @experiment(
@@ -69,7 +69,7 @@ def sinusoidal(bench: Bench) -> Outcome:
     """1.10."""
     r = Sinusoidal(32).encode(torch.arange(2000), torch.float64)
     waves = 2 * math.pi / torch.atan2(r[1, 0::2], r[1, 1::2])
-    picture = Picture(
+    plot = Plot(
         "Sinusoidal positions",
         "Fast waves at the top, slow ones at the bottom: each column is a position.",
         x="position",
@@ -83,7 +83,7 @@ def sinusoidal(bench: Bench) -> Outcome:
             exact("last wavelength", "35,332.9", f"{waves[-1]:,.1f}"),
             at_least("smallest distance of two positions", 1e-3, torch.nn.functional.pdist(r).min().item(), "> 1e-3"),
         ],
-        [picture],
+        [plot],
     )
 
 
@@ -109,8 +109,8 @@ def shift(bench: Bench) -> Outcome:
     measures = [at_most("error of M_7", 1e-12, error, "2.0e-13")]
     measures += [exact(f"r_n · r_(n+3), n = {n}", "12.2724", f"{r[n] @ r[n + 3]:.4f}") for n in (10, 500, 1500)]
     measures.append(exact("sines only, RMS error", "0.311", f"{alone:.3f}"))
-    picture = Picture("M_7", "Rotations along the diagonal.", panels=[Panel("M_7", M.tolist(), signed=True)])
-    return Outcome(measures, [picture])
+    plot = Plot("M_7", "Rotations along the diagonal.", panels=[Panel("M_7", M.tolist(), signed=True)])
+    return Outcome(measures, [plot])
 
 
 @experiment(
@@ -132,8 +132,8 @@ def orthogonal(bench: Bench) -> Outcome:
         found.append(float(cosines.std()))
         measures.append(bench.near(f"std of the cosine, D = {width}", published, found[-1], 0.01, 0.015))
     lines = [Line("measured", widths, found), Line("1/√D", widths, [width**-0.5 for width in widths])]
-    picture = Picture("Spread of the cosine", "It follows 1/√D.", "D", "std", lines, log_x=True, log_y=True)
-    return Outcome(measures, [picture])
+    plot = Plot("Spread of the cosine", "It follows 1/√D.", "D", "std", lines, log_x=True, log_y=True)
+    return Outcome(measures, [plot])
 
 
 @experiment(
@@ -174,7 +174,7 @@ def sparse(bench: Bench) -> Outcome:
     dense = sum(torch.kron(a, part.T.contiguous()) for a, part in zip(A, parts, strict=True))
     assert isinstance(dense, torch.Tensor)
     blocks = dense.reshape(N, D, N, D).abs().amax((1, 3)) > 0
-    picture = Picture(
+    plot = Plot(
         "The dense matrix of a causal attention layer",
         "Blocks above the diagonal are zero; the others are mixtures of the same two matrices.",
         x="input number",
@@ -191,5 +191,5 @@ def sparse(bench: Bench) -> Outcome:
                 f"{N * N * D + N * D * D} against {(N * D) ** 2:,}",
             ),
         ],
-        [picture],
+        [plot],
     )

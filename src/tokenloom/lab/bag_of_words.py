@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenloom.lab.corpus import CORPUS, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, shown
 from tokenloom.models.naive_bayes import NaiveBayes
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tasks._text_classification_settings import TextClassificationSettings
 from tokenloom.tasks.text_classification import LabeledSamples, TextClassification
 from tokenloom.training.batches import BatchContext
@@ -100,14 +100,14 @@ def naive_bayes(bench: Bench) -> Outcome:
         Line("always the most frequent speaker", ALPHAS, [most] * len(ALPHAS)),
     ]
     caption = "Both give the same labels at every α; a large α drowns the counts."
-    pictures = [
-        Picture("Accuracy against α", caption, "α", "accuracy", lines, log_x=True),
+    plots = [
+        Plot("Accuracy against α", caption, "α", "accuracy", lines, log_x=True),
         distinctive_words(task, learned),
     ]
-    return Outcome(measures, pictures)
+    return Outcome(measures, plots)
 
 
-def distinctive_words(task: TextClassification, model: NaiveBayes) -> Picture:
+def distinctive_words(task: TextClassification, model: NaiveBayes) -> Plot:
     """For each class the words that speak for it most: log p(w | c) − log of the mean of p(w | c) over classes."""
     model.alpha.fill_(1.0)
     p = model.log_likelihood()
@@ -115,6 +115,6 @@ def distinctive_words(task: TextClassification, model: NaiveBayes) -> Picture:
     rows = []
     for name, best in zip(task.classes, weight.topk(6).indices.tolist(), strict=True):
         rows.append(f"{name}: {', '.join(task.tokenizer.decode([id]).strip() for id in best)}")
-    return Picture(
+    return Plot(
         "What gives them away", f"Words said {OFTEN} times or more that speak most for one.", text="\n".join(rows)
     )

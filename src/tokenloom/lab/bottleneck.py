@@ -11,7 +11,7 @@ from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experime
 from tokenloom.lab.reversal import DIGITS, train_reversal, translated
 from tokenloom.models.encoder_decoder import EncoderDecoder
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.training.settings import DEFAULT_RECIPE
 
 LENGTHS, QUICK_LENGTHS = (5, 10, 15, 20, 25, 30), (5, 10, 15)
@@ -91,8 +91,8 @@ def bottleneck(bench: Bench) -> Outcome:
             at_least("digits right at any length, with attention", 0.7, min(beside.digits.values()), "attention holds"),
             at_least("whole strings of 30, with attention", 0.15, beside.strings[30], own),
         ]
-    pictures = [
-        Picture(
+    plots = [
+        Plot(
             title,
             caption,
             "digits of the source",
@@ -104,4 +104,4 @@ def bottleneck(bench: Bench) -> Outcome:
             ("Whole strings right", "A single wrong digit spoils a string.", "share", "strings"),
         )
     ]
-    return Outcome(measures, pictures)
+    return Outcome(measures, plots)

@@ -17,7 +17,7 @@ from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experime
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT
 from tokenloom.nn.masks import Causal, Mask
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.training.events import StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
@@ -145,8 +145,8 @@ def bugs(bench: Bench) -> Outcome:
     return Outcome(
         measures,
         [
-            Picture("Training loss", caption, "step", "nats a character", lines, log_y=True),
-            Picture("What each writes", "One sample of each, at T = 1.", text=text),
+            Plot("Training loss", caption, "step", "nats a character", lines, log_y=True),
+            Plot("What each writes", "One sample of each, at T = 1.", text=text),
         ],
         ["With the learned positions of 3.4 the bug is slow to show: 2.04 nats without the mask after 900 steps."],
     )

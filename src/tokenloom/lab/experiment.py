@@ -1,4 +1,4 @@
-"""What an experiment is: a question, a protocol, measures beside what was published, and pictures from plain data."""
+"""An experiment of the lab: a question, a protocol, measures beside published values, and plots from plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tokenloom.plotting.svg import Picture
+from tokenloom.plotting.svg import Plot
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Outcome:
     the protocol's draws and loaded."""
 
     measures: Sequence[Measure]
-    pictures: Sequence[Picture] = ()
+    plots: Sequence[Plot] = ()
     notes: Sequence[str] = ()
 
     @property

@@ -18,7 +18,7 @@ from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most,
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
-from tokenloom.plotting.svg import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Plot
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.training.events import Evaluated, StepFinished
 from tokenloom.training.loop import fit
@@ -132,7 +132,7 @@ def small_gpt(bench: Bench) -> Outcome:
         for name, found in (("validation", trained.validation), ("training, mean of 50 steps", trained.training))
     ]
     caption = "Both losses fall together: the model is too small to learn the text by heart."
-    return Outcome(measures, [Picture("The chapter's GPT learns", caption, "step", "nats a character", lines)])
+    return Outcome(measures, [Plot("The chapter's GPT learns", caption, "step", "nats a character", lines)])
 
 
 @experiment(
@@ -167,7 +167,7 @@ def ladder(bench: Bench) -> Outcome:
         for name, published in (("unigram", "28.73"), ("bigram", "12.01"), ("RNN", "8.92"), ("GPT", "6.74")):
             measures.append(shown(f"perplexity, {name}", f"{np.exp(rungs[name]):.2f}", published))
     measures.append(near("Kneser–Ney, order 6", 1.611, longer, 0.01, 3))
-    picture = Picture(
+    plot = Plot(
         "Models on one protocol",
         "From left to right: " + ", ".join(f"{name} {value:.3f}" for name, value in rungs.items()) + " nats.",
         "model, from the simplest",
@@ -175,7 +175,7 @@ def ladder(bench: Bench) -> Outcome:
         [Line("validation", list(range(1, len(rungs) + 1)), list(rungs.values()))],
         places=list(rungs),
     )
-    return Outcome(measures, [picture])
+    return Outcome(measures, [plot])
 
 
 @experiment(
@@ -203,7 +203,7 @@ def sampling(bench: Bench) -> Outcome:
             at_least("line breaks in a sample", 4, breaks, "line breaks"),
         ]
     written = "\n\n".join(f"— {number}\nROMEO:\n{text}" for number, text in enumerate(texts[:2], start=1))
-    return Outcome(measures, [Picture("What it writes", "Two of the samples after “ROMEO:”.", text=written)])
+    return Outcome(measures, [Plot("What it writes", "Two of the samples after “ROMEO:”.", text=written)])
 
 
 # Characters of the heat maps of heads: more could not be read along the sides.
@@ -250,7 +250,7 @@ def heads(bench: Bench) -> Outcome:
         ]
     measures += [shown(name, f"{value:.2f} characters back") for name, value in distances.items()]
     return Outcome(
-        measures, [Picture("Two heads", "Left the nearest, right the farthest.", "key", "query", panels=panels)]
+        measures, [Plot("Two heads", "Left the nearest, right the farthest.", "key", "query", panels=panels)]
     )
 
 
@@ -300,8 +300,8 @@ def human(bench: Bench) -> Outcome:
         for name in ("beam of 5 after the same text", "human")
     ]
     caption = "What search writes is seldom very unlikely; what a person writes often is."
-    picture = Picture("How likely each character was", caption, "character", "probability", lines, above=True)
-    return Outcome([*measures, *(first_steps(trained) if bench.quick else [])], [picture])
+    plot = Plot("How likely each character was", caption, "character", "probability", lines, above=True)
+    return Outcome([*measures, *(first_steps(trained) if bench.quick else [])], [plot])
 
 
 def _ordered(found: dict[str, float]) -> bool:
@@ -347,4 +347,4 @@ def temperature(bench: Bench) -> Outcome:
     else:
         measures.append(at_most("tokens that cover 90 %", 30, covering))
     caption = "The same order at every temperature; how steeply it falls is what changes."
-    return Outcome(measures, [Picture("The next letter", caption, "token, likeliest first", "probability", lines)])
+    return Outcome(measures, [Plot("The next letter", caption, "token, likeliest first", "probability", lines)])

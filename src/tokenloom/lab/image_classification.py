@@ -1,4 +1,4 @@
-"""Section 4: pictures as tokens. A vision transformer beside what came before it, and patches down to one pixel."""
+"""Section 4: image classification. A vision transformer and a convolutional network; patches down to one pixel."""
 
 from __future__ import annotations
 
@@ -14,82 +14,81 @@ from numpy.typing import NDArray
 import tokenloom
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, exact, experiment, shown
 from tokenloom.nn.hooks import Hooks
-from tokenloom.plotting.svg import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Plot
 from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.training.events import Baseline, Finished, StepFinished
 
 FULL, QUICK = "mnist-5k", "digits"
 OWN = "own figure"
-# Pictures as they are: what turning and bending them brings is the same prior knowledge as a convolution.
-UNCHANGED = {"translate": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
+# No augmentation, which would add prior knowledge, as a convolution does.
+NO_AUGMENTATION = {"translate": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
 
 
 @dataclass(frozen=True)
-class Reader:
-    """A trained classifier of pictures, its accuracy on the pictures held out, that of the support-vector machine on
-    the same split, and the processor seconds of one step."""
+class Classifier:
+    """A trained image classifier, its validation accuracy, that of the support-vector machine on the same split, and
+    the processor seconds per step."""
 
     task: ImageClassification
     accuracy: float
-    machine: float
+    svm: float
     step: float
 
 
-def reader(bench: Bench, data: str, **settings: Any) -> Reader:
-    """Train one, made once a run."""
-    key = ("reader", data, bench.seed, *sorted(settings.items()))
-    return bench.shared(key, lambda: _reader(bench, data, settings))
+def classifier(bench: Bench, data: str, **settings: Any) -> Classifier:
+    """Return a trained classifier, made once per run of the lab."""
+    key = ("classifier", data, bench.seed, *sorted(settings.items()))
+    return bench.shared(key, lambda: _train(bench, data, settings))
 
 
-def _reader(bench: Bench, data: str, settings: dict[str, Any]) -> Reader:
+def _train(bench: Bench, data: str, settings: dict[str, Any]) -> Classifier:
     settings = {"eval_every": settings["steps"], **settings}
     training = tokenloom.fit(data, task="image-classification", seed=bench.seed, threads=1, **settings)
-    accuracy, machine, stamps = float("nan"), float("nan"), []
+    accuracy, svm, stamps = float("nan"), float("nan"), []
     for event in training:
         if isinstance(event, StepFinished):
             stamps.append(time.process_time())
             bench.tell(event.step / event.steps)
         elif isinstance(event, Baseline):
-            machine = event.value
+            svm = event.value
         elif isinstance(event, Finished):
             accuracy = event.best["accuracy"]
     assert isinstance(training.task, ImageClassification)
-    # The median, since some steps are followed by an evaluation.
-    return Reader(training.task, accuracy, machine, float(np.median(np.diff(stamps))))
+    # The median, because an evaluation follows some steps.
+    return Classifier(training.task, accuracy, svm, float(np.median(np.diff(stamps))))
 
 
-# Shares of the pictures that are held out, and what is left of 5,000, or of the 1,797 digits.
-FEW_TO_MANY = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360), (0.2, 1440))}
+# Validation fractions, and the number of training images left of 5,000, or of the 1,797 digits.
+TRAIN_SIZES = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360), (0.2, 1440))}
 
 
-def readers(bench: Bench, held: float, models: Sequence[str] = ("vit", "cnn")) -> list[Reader]:
-    """4.1's transformer and convolutional network, with a share of the pictures held out."""
+def classifiers(bench: Bench, val_fraction: float, models: Sequence[str] = ("vit", "cnn")) -> list[Classifier]:
+    """Return 4.1's transformer and convolutional network."""
     size, steps = ("8", 40) if bench.quick else ("12", 500)
-    common = {"val_fraction": held, "image_size": size, "batch_size": 32, "steps": steps, **UNCHANGED}
-    bodies: dict[str, dict[str, Any]] = {
+    common = {"val_fraction": val_fraction, "image_size": size, "batch_size": 32, "steps": steps, **NO_AUGMENTATION}
+    sizes: dict[str, dict[str, Any]] = {
         "vit": {"patch_size": "2" if bench.quick else "3", "pool": "cls", "width": 64, "depth": 3, "heads": 4},
         "cnn": {"width": 32, "depth": 2},
     }
     data = QUICK if bench.quick else FULL
-    return [reader(bench, data, model=name, **bodies[name], **common) for name in models]
+    return [classifier(bench, data, model=name, **sizes[name], **common) for name in models]
 
 
 def judge(bench: Bench) -> ImageClassification:
-    """4.1's convolutional network that has learned from most pictures: it reads pictures that were made."""
-    held, _ = FEW_TO_MANY[bench.quick][-1]
-    return readers(bench, held, ["cnn"])[0].task
+    """Return 4.1's convolutional network trained on most images, which classifies generated images."""
+    val_fraction, _ = TRAIN_SIZES[bench.quick][-1]
+    return classifiers(bench, val_fraction, ["cnn"])[0].task
 
 
 @experiment(
     "4.1",
     "A vision transformer",
-    asked="How many pictures does a transformer need to catch up with a convolutional network?",
-    protocol="mnist-5k at 12 × 12 pixels, 250, 1,000 and 4,000 pictures to learn from, the others held out. Patches "
+    asked="How many images does a transformer need to catch up with a convolutional network?",
+    protocol="mnist-5k at 12 × 12 pixels, 250, 1,000 and 4,000 training images, the others for validation. Patches "
     "of 3 × 3, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; both 500 steps of 32 "
-    "pictures, which are left as they are. A support-vector machine on the pixels, of the same split.",
-    explanation="A convolutional network knows beforehand that neighboring pixels belong together and that a stroke "
-    "is the same stroke anywhere. A transformer has to learn both from examples: with few pictures it is behind, and "
-    "the distance shrinks as they become more.",
+    "images without augmentation. A support-vector machine on the pixels, on the same split.",
+    explanation="A convolutional network has locality and translation equivariance built in. A transformer has to "
+    "learn both from examples: with few images it is less accurate, and the gap shrinks with their number.",
     needs=FULL,
     beside=("sklearn", "digits"),
     quick_needs=QUICK,
@@ -99,26 +98,26 @@ def judge(bench: Bench) -> ImageClassification:
 def vision(bench: Bench) -> Outcome:
     """4.1."""
     counts, found = [], []
-    for held, count in FEW_TO_MANY[bench.quick]:
-        vit, cnn = readers(bench, held)
+    for val_fraction, count in TRAIN_SIZES[bench.quick]:
+        vit, cnn = classifiers(bench, val_fraction)
         counts.append(count)
-        found.append((vit.machine, cnn.accuracy, vit.accuracy))
+        found.append((vit.svm, cnn.accuracy, vit.accuracy))
     names = ("support-vector machine", "convolutional network", "vision transformer")
     columns = list(zip(*found, strict=True))
     measures = [
-        shown(f"{count:,} pictures: machine, convolutional, transformer", ", ".join(f"{one:.1%}" for one in row))
+        shown(f"{count:,} images: SVM, convolutional network, transformer", ", ".join(f"{one:.1%}" for one in row))
         for count, row in zip(counts, found, strict=True)
     ]
     behind = [cnn - vit for _, cnn, vit in found]
     measures += _vision_bounds(bench, behind, found[-1])
     lines = [Line(name, counts, column) for name, column in zip(names, columns, strict=True)]
     first, last = (f"{100 * one:.1f} points" for one in (behind[0], behind[-1]))
-    caption = f"With {counts[0]:,} pictures the transformer is {first} behind the convolutional network, with "
-    curve = Picture(
-        "Accuracy against the number of pictures",
+    caption = f"With {counts[0]:,} images the transformer is {first} behind the convolutional network, with "
+    curve = Plot(
+        "Accuracy against the number of images",
         f"{caption}{counts[-1]:,} it is {last} behind.",
-        "pictures to learn from",
-        "accuracy on those held out",
+        "training images",
+        "validation accuracy",
         lines,
         log_x=True,
     )
@@ -128,20 +127,20 @@ def vision(bench: Bench) -> Outcome:
 
 
 def _vision_bounds(bench: Bench, behind: Sequence[float], most: tuple[float, float, float]) -> list[Measure]:
-    """What must hold with the most pictures, and against those with the fewest."""
-    machine, _, vit = most
+    """Return the bounds with the most training images, and against those with the fewest."""
+    svm, _, vit = most
     if bench.quick:
-        return [at_least("transformer, most pictures (coarse)", 0.2, vit, OWN)]
+        return [at_least("transformer, most images (coarse)", 0.2, vit, OWN)]
     return [
-        at_least("distance to the convolutional network: fewest − most pictures", 0.05, behind[0] - behind[-1], OWN),
-        at_least("transformer, 4,000 pictures", 0.9, vit, OWN),
-        shown("transformer − machine, 4,000 pictures", f"{100 * (vit - machine):+.1f} points"),
+        at_least("gap to the convolutional network: fewest − most images", 0.05, behind[0] - behind[-1], OWN),
+        at_least("transformer, 4,000 images", 0.9, vit, OWN),
+        shown("transformer − SVM, 4,000 images", f"{100 * (vit - svm):+.1f} points"),
     ]
 
 
-def look(task: ImageClassification, data: str, count: int) -> tuple[Picture, float]:
-    """Pictures that were held out, and over each how much the class token looks at each patch, last layer, heads
-    averaged; and by how much the rows of that attention miss 1 at most."""
+def look(task: ImageClassification, data: str, count: int) -> tuple[Plot, float]:
+    """Return a plot of validation images with the class token's attention to each patch (last layer, mean over heads),
+    and the largest deviation of its rows' sums from 1."""
     samples = task.prepare(data).validation
     pixels = samples.take(samples.all()[:: max(1, len(samples) // count)][:count])[0]
     hooks = Hooks("layers.*.pattern")
@@ -151,19 +150,17 @@ def look(task: ImageClassification, data: str, count: int) -> tuple[Picture, flo
     grid = task.patches.grid
     weights = rows[:, :, 1:].mean(1).reshape(count, *grid).numpy()
     panels = []
-    for picture, answer in zip(pixels, answers, strict=True):
-        panels.append(Panel(f"read as {task.classes[answer]}", rounded(picture[0] / 255), picture=True))
-    for picture, weight in zip(pixels, weights, strict=True):
-        panels.append(
-            Panel(f"{weight.min():.3f} … {weight.max():.3f}", overlay(picture[0] / 255, weight), picture=True)
-        )
-    caption = "The class token looks at some strokes much more than at others, and little at the empty border."
-    title = "Pictures, and the attention of the class token over them"
-    return Picture(title, caption, panels=panels, across=count), float((rows.sum(-1) - 1).abs().max())
+    for image, answer in zip(pixels, answers, strict=True):
+        panels.append(Panel(f"predicted {task.classes[answer]}", rounded(image[0] / 255), image=True))
+    for image, weight in zip(pixels, weights, strict=True):
+        panels.append(Panel(f"{weight.min():.3f} … {weight.max():.3f}", overlay(image[0] / 255, weight), image=True))
+    caption = "The class token attends to some strokes much more than to others, and little to the empty border."
+    title = "Images, and the attention of the class token over them"
+    return Plot(title, caption, panels=panels, across=count), float((rows.sum(-1) - 1).abs().max())
 
 
 def overlay(gray: NDArray[Any], weights: NDArray[Any]) -> list[Any]:
-    """A picture (H, W) in 0 … 1 with patches shining as their weights (rows, columns) are: (H, W, 3)."""
+    """Return an image (H, W) in 0 … 1 with patches highlighted by weights (rows, columns): (H, W, 3)."""
     share = (weights - weights.min()) / max(float(np.ptp(weights)), 1e-12)
     share = np.kron(share, np.ones((gray.shape[0] // weights.shape[0], gray.shape[1] // weights.shape[1])))[..., None]
     shine = np.array([1.0, 0.55, 0.1])
@@ -171,7 +168,7 @@ def overlay(gray: NDArray[Any], weights: NDArray[Any]) -> list[Any]:
 
 
 def rounded(values: NDArray[Any]) -> list[Any]:
-    """Plain numbers with three digits: a row is written as text."""
+    """Return plain numbers with three digits, for JSON."""
     found: list[Any] = np.round(values.astype(np.float64), 3).tolist()
     return found
 
@@ -179,15 +176,15 @@ def rounded(values: NDArray[Any]) -> list[Any]:
 @experiment(
     "4.2",
     "Patches against pixels",
-    asked="What do smaller patches cost, and what do they bring, in equal epochs and in equal time?",
+    asked="What do smaller patches cost and gain, in equal epochs and in equal time?",
     protocol="mnist-5k at 12 × 12 pixels, patches of 12, 6, 3, 2 and 1 pixels a side; D = 48, L = 2, H = 4, the mean "
-    "of all tokens is read; 32 pictures a step, pictures left as they are. Equal epochs: 400 steps each. Equal time: "
+    "of all tokens is pooled; 32 images per step, no augmentation. Equal epochs: 400 steps each. Equal time: "
     "each as many steps as fit into the processor seconds that 400 steps of patches of 3 took, by the median step of "
     "the first part. One thread. (How many steps fit differs from machine to machine, and the accuracy with it.)",
     explanation="A patch of p pixels a side makes (12/p)² tokens. One token alone is a plain network on all pixels; "
     "four tokens, a quarter each, learn more in the same steps. Smaller patches cost more and, in so short a "
-    "training, bring less: a pixel says nothing alone, and which of them belong together must first be learned. In "
-    "equal time it shows twice: what costs more also gets fewer steps.",
+    "training, gain less: a single pixel carries little information, and the model must first learn which belong "
+    "together. In equal time they also get fewer steps.",
     needs=FULL,
     beside=("sklearn", "digits"),
     quick_needs=QUICK,
@@ -199,9 +196,9 @@ def patches(bench: Bench) -> Outcome:
     side, steps, data = (8, 30, QUICK) if bench.quick else (12, 400, FULL)
     sides = (8, 4, 2, 1) if bench.quick else (12, 6, 3, 2, 1)
 
-    def trained(patch: int, steps: int) -> Reader:
+    def trained(patch: int, steps: int) -> Classifier:
         body = {"image_size": str(side), "patch_size": str(patch), "pool": "mean", "width": 48, "depth": 2, "heads": 4}
-        return reader(bench, data, **body, batch_size=32, steps=steps, warmup_steps=steps // 25, **UNCHANGED)
+        return classifier(bench, data, **body, batch_size=32, steps=steps, warmup_steps=steps // 25, **NO_AUGMENTATION)
 
     epochs = [trained(patch, steps) for patch in sides]
     middle = epochs[sides.index(2 if bench.quick else 3)]
@@ -212,14 +209,14 @@ def patches(bench: Bench) -> Outcome:
 
 @dataclass(frozen=True)
 class ByPatch:
-    """4.2's trainings, one for each size of patch: how many steps each took, and what came of it."""
+    """Trainings of 4.2, one per patch size: the steps of each, and the classifiers."""
 
     steps: Sequence[int]
-    found: Sequence[Reader]
+    found: Sequence[Classifier]
 
     @property
     def accuracy(self) -> list[float]:
-        """Of the pictures held out."""
+        """Validation accuracies."""
         return [one.accuracy for one in self.found]
 
     @property
@@ -228,7 +225,7 @@ class ByPatch:
         return [one.step * steps for one, steps in zip(self.found, self.steps, strict=True)]
 
     def table(self, name: str, sides: Sequence[int]) -> list[Measure]:
-        """A row for each size of patch."""
+        """Return a row per patch size."""
         rows = zip(sides, self.found, self.steps, self.accuracy, self.seconds, strict=True)
         return [
             shown(
@@ -240,7 +237,7 @@ class ByPatch:
 
 
 def _by_patch(bench: Bench, sides: Sequence[int], epochs: ByPatch, timed: ByPatch) -> Outcome:
-    """Both tables, what must hold, and the curves."""
+    """Return both tables, the bounds and the curves."""
     tokens = [one.task.patches.num_patches for one in epochs.found]
     cost = [1000 * one.step for one in epochs.found]
     accuracy = epochs.accuracy
@@ -250,7 +247,7 @@ def _by_patch(bench: Bench, sides: Sequence[int], epochs: ByPatch, timed: ByPatc
     dear = {"cost at one pixel ÷ cost at two": cost[-1] / cost[-2], "÷ cost of one token": cost[-1] / cost[0]}
     apart = max(timed.seconds) / min(timed.seconds)
     if bench.quick:
-        # So few steps of so little work are no measurement of time.
+        # Too few steps to measure time.
         measures += [shown(name, f"{ratio:.1f} ×") for name, ratio in dear.items()]
         measures.append(shown("equal time: longest ÷ shortest", f"{apart:.2f} ×"))
         measures.append(at_least("best accuracy (coarse)", 0.4, max(accuracy), OWN))
@@ -265,20 +262,20 @@ def _by_patch(bench: Bench, sides: Sequence[int], epochs: ByPatch, timed: ByPatc
             at_least("one pixel, accuracy: equal epochs − equal time", 0.05, accuracy[-1] - timed.accuracy[-1], OWN),
         ]
     panels = [
-        Picture(
+        Plot(
             "Accuracy by tokens",
             f"Best with {tokens[int(np.argmax(accuracy))]} tokens in equal epochs, "
             f"with {tokens[int(np.argmax(timed.accuracy))]} in equal time.",
-            "tokens a picture",
+            "tokens per image",
             "accuracy",
             [Line("equal epochs", tokens, accuracy), Line("equal time", tokens, timed.accuracy)],
             log_x=True,
         ),
-        Picture(
+        Plot(
             "Cost by tokens",
-            f"From {cost[0]:.1f} ms with one token to {cost[-1]:.0f} ms with a token a pixel.",
-            "tokens a picture",
-            "processor milliseconds a step",
+            f"From {cost[0]:.1f} ms with one token to {cost[-1]:.0f} ms with a token per pixel.",
+            "tokens per image",
+            "processor milliseconds per step",
             [Line("measured", tokens, cost)],
             log_x=True,
             log_y=True,

@@ -21,7 +21,7 @@ from tokenloom.lab.experiment import Bench, Outcome, between, exact, experiment,
 from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, GPTState, classic_preset
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 
 TOKENS = 200
 LENGTHS, QUICK_LENGTHS, REPEATS = (128, 256, 512, 1024, 2048), (64, 128, 256), 7
@@ -78,8 +78,8 @@ def cache(bench: Bench) -> Outcome:
     measures.append(between("without: the same", 2.5, 4.0, bends[1], "→ 4: O(n²)"))
     x = list(lengths)
     names = {"with": "with the cache", "without": "without it"}
-    pictures = [
-        Picture(
+    plots = [
+        Plot(
             title,
             "Without the cache a token costs the more the longer the text, far more than with it.",
             "place of the token",
@@ -93,7 +93,7 @@ def cache(bench: Bench) -> Outcome:
             ("What a token costs, measured", "milliseconds", seconds, 1e3),
         )
     ]
-    return Outcome(measures, pictures)
+    return Outcome(measures, plots)
 
 
 def cost_of_a_token(bench: Bench, lengths: tuple[int, ...]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

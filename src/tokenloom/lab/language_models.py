@@ -23,7 +23,7 @@ from tokenloom.lab.experiment import (
 )
 from tokenloom.lab.gpt import chapter_gpt
 from tokenloom.nn.recurrent import CELLS, Elman, gradients_through_time
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tokenizers.bpe import BPE
 
 
@@ -88,9 +88,9 @@ def covered(bench: Bench) -> Outcome:
     counts = [0, 50, 100, 200]
     found = [20_000 / len(merged(bench, count).encode(tail)) for count in counts]
     lines = [Line("characters a token", counts, found)]
-    picture = Picture("Characters a token", "Every merge adds less.", "merges", "characters a token", lines)
+    plot = Plot("Characters a token", "Every merge adds less.", "merges", "characters a token", lines)
     pairs = zip(counts, ("1.00", "1.37", "1.57", "1.76"), found, strict=True)
-    return Outcome([exact(f"{count} merges", text, f"{value:.2f}") for count, text, value in pairs], [picture])
+    return Outcome([exact(f"{count} merges", text, f"{value:.2f}") for count, text, value in pairs], [plot])
 
 
 def split_up(bench: Bench, text: str) -> str:
@@ -208,7 +208,7 @@ def orders(bench: Bench) -> Outcome:
     apart = lines[3].y[-1] - lines[2].y[-1]
     measures.append(shown(f"Kneser–Ney, order {tried[-1]}: validation − training", f"{apart:.3f}"))
     caption = "With add-one both losses turn up; with Kneser–Ney training goes on falling and validation levels off."
-    return Outcome(measures, [Picture("Loss against order", caption, "order", "nats a character", lines)])
+    return Outcome(measures, [Plot("Loss against order", caption, "order", "nats a character", lines)])
 
 
 # The step at which the two are held against each other.
@@ -257,7 +257,7 @@ def elman(bench: Bench) -> Outcome:
         ]
         lines.append(Line("GPT of 3.4", list(range(GPT_STEPS)), gpt.losses[:GPT_STEPS]))
         caption = "Training loss of every step: after 300 the recurrent network is ahead; the GPT catches up later."
-    return Outcome(measures, [Picture("An Elman network learns", caption, "step", "nats a character", lines)])
+    return Outcome(measures, [Plot("An Elman network learns", caption, "step", "nats a character", lines)])
 
 
 WIDTH, LENGTH = 64, 60
@@ -334,5 +334,5 @@ def gradients(bench: Bench) -> Outcome:
         lines.append(Line(f"{kind.upper()}, gate near one", steps, norms.tolist()))
         measures.append(between(f"{kind.upper()}: first ÷ last", 0.05, 20, (norms[0] / norms[-1]).item(), "own figure"))
     caption = "Small gains lose the error within a few tokens, a large one explodes, gated cells keep it."
-    picture = Picture("|dE/dz| along the text", caption, "token", "norm of the gradient", lines, log_y=True)
-    return Outcome(measures, [picture])
+    plot = Plot("|dE/dz| along the text", caption, "token", "norm of the gradient", lines, log_y=True)
+    return Outcome(measures, [plot])

@@ -14,7 +14,7 @@ from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experime
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, modern_preset
 from tokenloom.nn.positions import Learned
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.training.events import StepFinished
 from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
@@ -114,10 +114,10 @@ def beyond(bench: Bench) -> Outcome:
         measures.append(shown(f"{name}: loss at 64, 96, 128, 192", ", ".join(f"{value:.3f}" for value in found)))
     for name, value in rise.items():
         measures.append(shown(f"{name}: rise at 128 … 191", f"{value:+.3f}"))
-    return Outcome(measures, pictures(courses, means))
+    return Outcome(measures, plots(courses, means))
 
 
-def pictures(courses: dict[str, Tensor], means: dict[str, list[float]]) -> list[Picture]:
+def plots(courses: dict[str, Tensor], means: dict[str, list[float]]) -> list[Plot]:
     """The mean loss against length, and the loss along the longest window; what ends early is drawn last, on top."""
     names = sorted(courses, key="learned".__eq__)
     along = []
@@ -126,14 +126,14 @@ def pictures(courses: dict[str, Tensor], means: dict[str, list[float]]) -> list[
         values = course.view(-1, PLACES).mean(1).tolist()
         along.append(Line(name, [PLACES * (i + 0.5) for i in range(len(values))], values))
     return [
-        Picture(
+        Plot(
             "Loss against length",
             "Trained on 64 tokens: learned positions end there, sinusoidal ones lose most, rotations and biases least.",
             "tokens of the window",
             "nats a character",
             [Line(name, LENGTHS[: len(means[name])], means[name]) for name in names],
         ),
-        Picture(
+        Plot(
             "Loss along the window",
             f"Means over {PLACES} places: what changes does so at place 64, where the training ended.",
             "place in the window",

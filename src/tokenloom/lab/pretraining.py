@@ -19,7 +19,7 @@ from tokenloom.data.registry import load_as
 from tokenloom.data.samples import ListSamples, Samples
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.runs.initialization import initialize_from
 from tokenloom.tasks._masking import SELECTED, Draws, corrupt
 from tokenloom.tasks._text_classification_settings import TextClassificationSettings
@@ -304,10 +304,10 @@ def measures_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound
     return measures
 
 
-def pictures_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> list[Picture]:
+def pictures_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> list[Plot]:
     """One of each use."""
     return [
-        Picture(
+        Plot(
             title,
             caption,
             "labeled texts",

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from tokenloom.lab.registry import SECTIONS
-from tokenloom.plotting.svg import picture_from, svg
+from tokenloom.plotting.svg import plot_from, svg
 
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --ink: #1f2328; --faint: #5d6570; --line: #d8dce2; --tint: #f4f6f8;
@@ -138,7 +138,7 @@ def _row(row: dict[str, Any]) -> str:
         f'<span class="mark">{_verdict(row["good"])}</span></h3>'
         f"<dl><dt>Asked</dt><dd>{escape(row['asked'])}</dd><dt>Protocol</dt><dd>{escape(row['protocol'])}</dd></dl>"
         f"{_table(row['measures'])}<p>{escape(row['explanation'])}</p>{notes}"
-        f"{''.join(map(_figure, row['pictures']))}"
+        f"{''.join(map(_figure, row['plots']))}"
         f'<p class="faint foot">{seed}{quick} · {row["processor_seconds"]:.1f} processor seconds · tokenloom '
         f"{escape(row['version'])}</p></article>"
     )
@@ -164,13 +164,12 @@ def _table(measures: Sequence[dict[str, Any]]) -> str:
 
 
 def _figure(data: dict[str, Any]) -> str:
-    picture = picture_from(data)
-    if picture.text:
-        inside = f"<pre>{escape(picture.text)}</pre>"
+    plot = plot_from(data)
+    if plot.text:
+        inside = f"<pre>{escape(plot.text)}</pre>"
     else:
         inside = "".join(
-            f'<div class="{look}" role="img" aria-label="{escape(picture.caption)}">'
-            f"{svg(picture, dark=look == 'dark')}</div>"
+            f'<div class="{look}" role="img" aria-label="{escape(plot.caption)}">{svg(plot, dark=look == "dark")}</div>'
             for look in ("light", "dark")
         )
-    return f"<figure><b>{escape(picture.title)}</b>{inside}<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    return f"<figure><b>{escape(plot.title)}</b>{inside}<figcaption>{escape(plot.caption)}</figcaption></figure>"

@@ -161,7 +161,7 @@ def measure(
         "quick": quick,
         "good": outcome.good,
         "measures": [asdict(measure) for measure in outcome.measures],
-        "pictures": [asdict(picture) for picture in outcome.pictures],
+        "plots": [asdict(plot) for plot in outcome.plots],
         "notes": list(outcome.notes),
         "seconds": time.perf_counter() - began,
         "processor_seconds": time.process_time() - processor,

@@ -16,7 +16,7 @@ from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, near, shown
 from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tasks.text_generation import TextGeneration
 
 PROMPT = "ROMEO:\n"
@@ -99,9 +99,9 @@ def ways(bench: Bench) -> Outcome:
         Line("different words in a sample", list(TEMPERATURES), [distinct for distinct, _ in curves]),
         Line("words found in training", list(TEMPERATURES), [found for _, found in curves]),
     ]
-    pictures = [
-        Picture("What it writes, four ways", "One sample of each.", text="\n\n".join(written)),
-        Picture(
+    plots = [
+        Plot("What it writes, four ways", "One sample of each.", text="\n\n".join(written)),
+        Plot(
             "Variety against spelling",
             "As the temperature rises, words repeat less and fewer of them are words.",
             "temperature",
@@ -110,7 +110,7 @@ def ways(bench: Bench) -> Outcome:
         ),
     ]
     note = "The library draws by inverting the running sum, with one number a token from G(7)."
-    return Outcome(measures, pictures, [note])
+    return Outcome(measures, plots, [note])
 
 
 def _samples(task: TextGeneration, T: float, bench: Bench) -> list[str]:
@@ -164,8 +164,8 @@ def exposure(bench: Bench) -> Outcome:
     measures += [shown(f"drift after {n}", f"{d:.3f}") for n, d in zip(PREFIXES, drift, strict=True)]
     measures.append(shown("its own − another place, after 48", f"{sampled[-1] - other[-1]:+.3f}"))
     caption = "After real text the loss stays; after the model's own it jumps up and does not come down again."
-    picture = Picture("Loss on real text after a prefix", caption, "characters of prefix", "nats a character", lines)
-    return Outcome(measures, [picture])
+    plot = Plot("Loss on real text after a prefix", caption, "characters of prefix", "nats a character", lines)
+    return Outcome(measures, [plot])
 
 
 def _continued(task: TextGeneration, heads: Tensor, count: int, generator: torch.Generator) -> Tensor:

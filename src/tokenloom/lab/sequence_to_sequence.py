@@ -9,7 +9,7 @@ from tokenloom.lab.reversal import DIGITS, reversal_batch, share_reversed, train
 from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
-from tokenloom.plotting.svg import Line, Panel, Picture
+from tokenloom.plotting.svg import Line, Panel, Plot
 from tokenloom.tasks._translation_settings import CHAPTER_RECIPE
 
 LENGTH, STEPS, TESTS = 10, 301, 500
@@ -61,15 +61,15 @@ def reversal(bench: Bench) -> Outcome:
             measures.append(at_least(name, 0.97, share, published))
         measures.append(at_most("largest weight, places off the anti-diagonal", 1, spread, "on it or next to it"))
     places = [str(i + 1) for i in range(LENGTH)]
-    pictures = [
-        Picture(
+    plots = [
+        Plot(
             "Cross-attention",
             "Mean over 500 strings and both heads: the largest weights lie on the anti-diagonal or next to it.",
             "place in the source",
             "place in what is written",
             panels=[Panel("weight", looked.tolist(), places, places)],
         ),
-        Picture(
+        Plot(
             "Reversing is learned",
             "The loss falls slowly at first and then by two powers of ten.",
             "step",
@@ -78,7 +78,7 @@ def reversal(bench: Bench) -> Outcome:
             log_y=True,
         ),
     ]
-    return Outcome(measures, pictures)
+    return Outcome(measures, plots)
 
 
 def crossing(model: EncoderDecoder, strings: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -11,7 +11,7 @@ TEXT = '''"""An experiment of my own: tokenloom lab run ./{name}.py"""
 
 import torch
 
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.lab.experiment import Bench, Outcome, experiment, near
 
 
@@ -27,7 +27,7 @@ def {name}(bench: Bench) -> Outcome:
     rolls = torch.randint(1, 7, (10_000,), generator=bench.generator()).double()
     counts = [10, 100, 1_000, 10_000]
     means = [float(rolls[:n].mean()) for n in counts]
-    picture = Picture(
+    plot = Plot(
         "The mean of n dice",
         "The mean comes near 3.5 as n grows.",
         x="dice",
@@ -35,7 +35,7 @@ def {name}(bench: Bench) -> Outcome:
         lines=[Line("mean", counts, means), Line("expected", counts, [3.5] * len(counts))],
         log_x=True,
     )
-    return Outcome([near("mean of 10,000 dice", 3.5, means[-1], 0.05)], [picture])
+    return Outcome([near("mean of 10,000 dice", 3.5, means[-1], 0.05)], [plot])
 '''
 
 

@@ -14,7 +14,7 @@ from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, e
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.lora import LoRALinear, apply_lora
 from tokenloom.nn.modules import count_parameters
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tasks._masking import Draws, corrupt
 
 
@@ -38,7 +38,7 @@ def causal(bench: Bench) -> Outcome:
     with torch.no_grad():
         a, b = (model(Batch({"text": Stream(ids=one)})) for one in (ids, other))
     changes = (a - b).abs().amax((0, 2))
-    picture = Picture(
+    plot = Plot(
         "What a change of tokens 6 … 9 changes",
         "Nothing before token 6.",
         "token",
@@ -49,7 +49,7 @@ def causal(bench: Bench) -> Outcome:
         at_most("change of outputs 0 … 5", 1e-6, changes[:6].max().item(), "unchanged"),
         at_least("smallest change of outputs 6 … 9", 1e-3, changes[6:].min().item(), "changed"),
     ]
-    return Outcome(measures, [picture])
+    return Outcome(measures, [plot])
 
 
 @experiment(

@@ -15,7 +15,7 @@ from tokenloom.evaluation.word_similarity import spearman_pmi
 from tokenloom.inspection.embeddings import EmbeddingSpace
 from tokenloom.lab.corpus import CORPUS
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
-from tokenloom.plotting.svg import Line, Picture
+from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
@@ -131,7 +131,7 @@ def word_vectors(bench: Bench) -> Outcome:
     passes = 3 if bench.quick else 5
     peer = find_spec("gensim") is not None
     measures: list[Measure] = []
-    pictures: list[Picture] = []
+    plots: list[Plot] = []
     scores: dict[str, list[float]] = {}
     for kind in kinds:
         task = WordVectorTask(WordVectorSettings(model=kind))
@@ -153,18 +153,18 @@ def word_vectors(bench: Bench) -> Outcome:
             scores.setdefault(name, []).append(found[name][0])
             right, asked = analogies_right(space)
             measures.append(shown(f"{kind}, {name}: analogies right among 5", f"{right} of {asked}"))
-            pictures.append(_nearest(f"{kind}, {name}", space))
+            plots.append(_nearest(f"{kind}, {name}", space))
         measures.append(shown(f"{kind}: pairs of words in the score", f"{found['tokenloom'][1]:,}"))
     caption = "; ".join(f"{n} {', '.join(f'{v:.3f}' for v in s)}" for n, s in scores.items()) + "."
     lines = [Line(name, list(range(1, len(values) + 1)), values) for name, values in scores.items()]
     notes = [] if peer else ["gensim is not installed, and the comparison was left out: pip install gensim"]
-    picture = Picture("Agreement", caption, "method", "rank correlation", lines, places=kinds)
-    return Outcome(measures, [picture, *pictures], notes)
+    plot = Plot("Agreement", caption, "method", "rank correlation", lines, places=kinds)
+    return Outcome(measures, [plot, *plots], notes)
 
 
-def _nearest(name: str, space: EmbeddingSpace) -> Picture:
+def _nearest(name: str, space: EmbeddingSpace) -> Plot:
     """The words nearest to some, and what offsets give."""
     rows = [f"{word}: {', '.join(near for near, _ in space.neighbors(word, 6))}" for word in ASKED]
     for a, b, c, expected in ANALOGIES[:4]:
         rows.append(f"{a} − {b} + {c}: {', '.join(w for w, _ in space.analogy(a, b, c, 4))} (asked for: {expected})")
-    return Picture(f"Nearest words: {name}", "Nearest by the cosine; then four offsets.", text="\n".join(rows))
+    return Plot(f"Nearest words: {name}", "Nearest by the cosine; then four offsets.", text="\n".join(rows))

@@ -1,4 +1,4 @@
-"""Figures from plain data, as SVG text in either look: lines, heat maps, sheets of pictures."""
+"""Figures from plain data, as SVG text in either look: lines, heat maps, images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINES, WIDE, WIDEST = (7.4, 3.9), 9.6, 6.4
 
 @dataclass(frozen=True)
 class Line:
-    """One course of a picture."""
+    """A line of a plot."""
 
     name: str
     x: Sequence[float]
@@ -39,10 +39,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One matrix (rows × columns) with words along its sides; low and high are the ends of the colors.
+    """A matrix (rows × columns) with labels along its sides.
 
-    `signed` puts zero in the middle of two colors. `picture`: values are gray levels, or colors (rows, columns, 3),
-    from 0 to 1.
+    signed: a diverging color scale with zero in its middle. image: values are gray levels, or colors (rows, columns,
+    3), in 0 … 1.
     """
 
     title: str
@@ -50,16 +50,15 @@ class Panel:
     rows: Sequence[str] = ()
     columns: Sequence[str] = ()
     signed: bool = False
-    picture: bool = False
+    image: bool = False
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure as plain data: courses over one pair of axes, or panels side by side. A text that is set stands alone.
+class Plot:
+    """A plot as plain data: lines over one pair of axes, panels side by side, or a text.
 
-    caption: what is seen, in one sentence, also read out in place of the picture. x, y: labels of the axes. places:
-    names of x = 1, 2, 3, … in place of the numbers. above: the names of the courses stand above the axes, for courses
-    that leave no room between them.
+    caption: one sentence, also the alternative text. x, y: axis labels. places: tick labels of x = 1, 2, 3, …
+    above: the legend is above the axes. across: panels per row.
     """
 
     title: str
@@ -76,40 +75,40 @@ class Picture:
     text: str = field(default="")
 
 
-def picture_from(data: dict[str, Any]) -> Picture:
-    """What `dataclasses.asdict` of a Picture gave, as a Picture again."""
+def plot_from(data: dict[str, Any]) -> Plot:
+    """Return a Plot from what `dataclasses.asdict` made of it."""
     lines = [Line(**line) for line in data.get("lines", ())]
     panels = [Panel(**panel) for panel in data.get("panels", ())]
-    return Picture(**{**data, "lines": lines, "panels": panels})
+    return Plot(**{**data, "lines": lines, "panels": panels})
 
 
-def draw(picture: Picture, *, dark: bool = False) -> Figure:
-    """The figure of a picture with lines or panels. Raises UserError without matplotlib."""
-    return _panels(picture, dark) if picture.panels else _lines(picture, dark)
+def draw(plot: Plot, *, dark: bool = False) -> Figure:
+    """Return the matplotlib figure of a plot with lines or panels. Raise UserError without matplotlib."""
+    return _panels(plot, dark) if plot.panels else _lines(plot, dark)
 
 
-def svg(picture: Picture, *, dark: bool = False) -> str:
-    """One <svg> element without fonts, scripts or links: it may stand in a page. Letters are drawn as shapes."""
+def svg(plot: Plot, *, dark: bool = False) -> str:
+    """Return one <svg> element without fonts, scripts or links, to embed in a page. Letters are drawn as shapes."""
     import matplotlib
 
-    name = base64.b32encode(f"{picture.title}{dark}".encode()).decode().rstrip("=")
+    name = base64.b32encode(f"{plot.title}{dark}".encode()).decode().rstrip("=")
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
         buffer = StringIO()
-        figure = draw(picture, dark=dark)
+        figure = draw(plot, dark=dark)
         about = {"Date": None, "Creator": None}
-        # Tight, since axes of a fixed shape leave their labels outside or much empty beside them.
+        # Tight, because axes of a fixed aspect ratio leave labels outside or much empty space.
         color = figure.get_facecolor()
         figure.savefig(buffer, format="svg", facecolor=color, bbox_inches="tight", pad_inches=0.06, metadata=about)
     text = buffer.getvalue()
-    # Without the words about the picture, which name addresses that no one asks.
+    # Without metadata, which contains links.
     return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
-def _lines(picture: Picture, dark: bool) -> Figure:
+def _lines(plot: Plot, dark: bool) -> Figure:
     look = style.palette(dark)
     figure = style.new_figure(*LINES)
     axes = figure.add_subplot()
-    for place, line in enumerate(picture.lines):
+    for place, line in enumerate(plot.lines):
         count = len(look.series)
         axes.plot(
             line.x,
@@ -121,27 +120,27 @@ def _lines(picture: Picture, dark: bool) -> Figure:
             markersize=5,
             linewidth=1.7,
         )
-    if picture.places:
-        axes.set_xticks(range(1, len(picture.places) + 1), picture.places)
-    elif all(x == int(x) for line in picture.lines for x in line.x):
+    if plot.places:
+        axes.set_xticks(range(1, len(plot.places) + 1), plot.places)
+    elif all(x == int(x) for line in plot.lines for x in line.x):
         # There is no step 2.5.
         axes.locator_params(axis="x", integer=True)
-    if picture.log_x:
+    if plot.log_x:
         axes.set_xscale("log")
         _plain_numbers(axes.xaxis)
-        places = sorted({x for line in picture.lines for x in line.x})
+        places = sorted({x for line in plot.lines for x in line.x})
         if len(places) <= FEW and all(x == int(x) for x in places):
             # Powers of ten between which nothing was measured say less than the places themselves.
             axes.set_xticks(places, [f"{x:,g}" for x in places])
             axes.set_xticks([], minor=True)
-    if picture.log_y:
+    if plot.log_y:
         axes.set_yscale("log")
         _plain_numbers(axes.yaxis)
-    axes.set_xlabel(picture.x)
-    axes.set_ylabel(picture.y)
-    if len(picture.lines) > 1:
-        if picture.above:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(3, len(picture.lines)), fontsize=10)
+    axes.set_xlabel(plot.x)
+    axes.set_ylabel(plot.y)
+    if len(plot.lines) > 1:
+        if plot.above:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(3, len(plot.lines)), fontsize=10)
         else:
             axes.legend(loc="best", fontsize=10)
     style.apply(figure, axes, dark)
@@ -159,28 +158,28 @@ def _plain_numbers(axis: Axis) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _panels(picture: Picture, dark: bool) -> Figure:
-    count = len(picture.panels)
-    across = min(picture.across, count)
+def _panels(plot: Plot, dark: bool) -> Figure:
+    count = len(plot.panels)
+    across = min(plot.across, count)
     down = -(-count // across)
-    rows, columns = np.shape(picture.panels[0].values)[:2]
+    rows, columns = np.shape(plot.panels[0].values)[:2]
     width = min(WIDEST, WIDE / across, 3.6 + columns * 0.12)
     # As high as the cells ask for, with room for the title and what stands along the axes.
-    shape = rows / columns if picture.panels[0].picture else min(1.2, max(0.35, rows / columns)) * 0.86
+    shape = rows / columns if plot.panels[0].image else min(1.2, max(0.35, rows / columns)) * 0.86
     figure = style.new_figure(width * across, (width * shape + 0.35) * down)
-    for axes, panel in zip(np.ravel(figure.subplots(down, across, squeeze=False)), picture.panels, strict=False):
-        _panel(figure, axes, panel, picture, dark)
+    for axes, panel in zip(np.ravel(figure.subplots(down, across, squeeze=False)), plot.panels, strict=False):
+        _panel(figure, axes, panel, plot, dark)
     for axes in figure.axes[count : down * across]:
         axes.set_axis_off()
     return figure
 
 
-def _panel(figure: Figure, axes: Axes, panel: Panel, picture: Picture, dark: bool) -> None:
+def _panel(figure: Figure, axes: Axes, panel: Panel, plot: Plot, dark: bool) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     look, values = style.palette(dark), np.asarray(panel.values, dtype=float)
     ends: dict[str, Any]
-    if panel.picture:
+    if panel.image:
         ends = {"cmap": "gray", "vmin": 0.0, "vmax": 1.0}
     elif panel.signed:
         far = float(np.abs(values).max()) or 1.0
@@ -191,8 +190,8 @@ def _panel(figure: Figure, axes: Axes, panel: Panel, picture: Picture, dark: boo
         ends = {"cmap": LinearSegmentedColormap.from_list("weights", colors), "vmin": 0.0}
     image = axes.imshow(values, interpolation="nearest", **ends)
     axes.set_title(panel.title, fontsize=11)
-    axes.set_xlabel(picture.x)
-    axes.set_ylabel(picture.y)
+    axes.set_xlabel(plot.x)
+    axes.set_ylabel(plot.y)
     if panel.columns and len(panel.columns) <= LABELLED:
         axes.set_xticks(
             range(len(panel.columns)), panel.columns, rotation=90 if max(map(len, panel.columns)) > 2 else 0
@@ -204,7 +203,7 @@ def _panel(figure: Figure, axes: Axes, panel: Panel, picture: Picture, dark: boo
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         size = 10 if max(len(panel.rows), len(panel.columns)) <= 24 else 7
         label.set(parse_math=False, fontsize=size, fontfamily=style.families())
-    if panel.picture:
+    if panel.image:
         axes.set_xticks([])
         axes.set_yticks([])
     else:

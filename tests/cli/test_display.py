@@ -67,14 +67,14 @@ def test_labels_stand_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
     )
     lines = capsys.readouterr().err.splitlines()
     assert lines[2:] == [
-        "baseline:         1.5000 nats a token, n-gram with context",
-        "resumed:          from step 7",
-        "note:             step-9 is cut",
+        "baseline:          1.5000 nats a token, n-gram with context",
+        "resumed:           from step 7",
+        "note:              step-9 is cut",
     ]
     for line in lines:
         assert line[COLUMN - 1] == " "
         assert line[COLUMN] != " "
-    assert len(field("initialized from", "")) == COLUMN
+    assert len(field("unseen characters", "")) == COLUMN
 
 
 def finished(step: int = 100, reason: str = "steps", clipped: int = 0, notes: list[str] | None = None) -> Finished:
@@ -89,7 +89,7 @@ def test_the_end_tells_of_clipping_patience_and_what_was_noticed_once(capsys: py
     assert "in 5 of 2,000 steps (0.2%)" in err
     assert "stopped at step 2,000: no better evaluation since step 2,000" in err
     assert err.count("cut") == 1
-    assert "note:             new" in err
+    assert "note:              new" in err
     assert "training 2.000" in err, "the curve has a legend"
 
 

@@ -42,7 +42,7 @@ def test_rows_without_a_label_are_not_said_to_lack_a_text(
 def test_validation_that_holds_every_text(refused: Refused, tmp_path: Path) -> None:
     path = table(tmp_path, ROWS)
     said = refused("train", path, "--validation", path, "--out", tmp_path / "r", *TINY)
-    assert "every text stands in the validation data too" in said
+    assert "every text is in the validation data too" in said
 
 
 def test_an_option_of_another_task_says_whose_it_is(refused: Refused, tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_an_option_of_another_task_says_whose_it_is(refused: Refused, tmp_path: 
 
 
 def test_a_use_that_a_run_has_not_or_a_run_that_is_not_there(refused: Refused, run: Path, tmp_path: Path) -> None:
-    assert "a text-classification run cannot neighbors" in refused("neighbors", run, "cow")
-    assert "there is no such run" in refused("neighbors", tmp_path / "nosuch", "cow")
+    assert "a text-classification run cannot inspect neighbors" in refused("inspect", run, "neighbors", "cow")
+    assert "there is no such run" in refused("inspect", tmp_path / "nosuch", "neighbors", "cow")
     assert "Unknown command" in refused("neighbor", run, "cow")
 
 

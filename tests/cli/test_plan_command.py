@@ -16,9 +16,9 @@ def test_what_is_printed(call: Call) -> None:
     answer = call("plan", *SIZES, "--tokens", "1e6", "--hardware", "h100", "--hardware", "laptop", "--count", "2")
     assert answer.code == 0, answer.err
     lines = answer.out.splitlines()
-    assert lines[0].startswith("model:      ")
+    assert lines[0].startswith("model:             ")
     assert "FLOPs to train a token" in lines[0]
-    assert any(line.startswith("tokens:     1,000,000 (--tokens)") for line in lines)
+    assert any(line.startswith("tokens:            1,000,000 (--tokens)") for line in lines)
     rows = [line for line in lines if "h100  " in line or "laptop  " in line]
     assert len(rows) == 12
     assert [mode for mode in ("one device", "data-parallel", "fully sharded") if any(mode in row for row in rows)]

@@ -66,7 +66,7 @@ def test_a_checkpoint_that_was_cut_is_named_and_the_one_before_taken(
     harm(file)
     answer = call("train", "--resume", "--out", copy, "--json")
     assert answer.code == 0, answer.err
-    assert "resumed:    from step 3" in answer.err
+    assert "resumed:           from step 3" in answer.err
     assert str(file) in answer.err
     assert answer.json["steps"] == 8
 
@@ -152,7 +152,7 @@ def test_a_step_in_which_all_labels_are_ignored_stops_with_its_number(
     answer = call("train", rhyme, *TINY, "--steps", "9", "--save-every", "2", "--out", out, "-q")
     assert answer.code == 1
     assert answer.out == ""
-    what = r"step 6: none of its samples has a target that counts; the checkpoint of step \d is kept in"
+    what = r"step 6: none of its samples has a target that counts; the checkpoint of step \d is in"
     assert re.fullmatch(rf"tokenloom: {what} {out}\n", answer.err), answer.err
 
 

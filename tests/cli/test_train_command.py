@@ -34,7 +34,7 @@ def test_what_is_printed(call: Call, rhyme: Path, tmp_path: Path) -> None:
     steps = [line for line in report if re.match(r" *\d+/20  loss ", line)]
     assert max(map(len, steps)) <= 80
     assert [numbers(line)[:2] for line in steps] == [[step, 20] for step in (5, 10, 15, 20)]
-    assert "baseline:         " in answer.err
+    assert "baseline:          " in answer.err
     assert "order-6 Kneser–Ney n-gram" in answer.err
     assert "\x1b" not in answer.err + answer.out, "no colors and no bars where there is no terminal"
     result = answer.out.splitlines()
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_run(call: Call, rhyme: Path, tmp_path: Pat
 def test_a_dry_run_shows_the_plan_and_leaves_nothing(call: Call, rhyme: Path, elsewhere: Path) -> None:
     answer = call("train", rhyme, *TINY, "--steps", "500", "--dry-run", "--json")
     assert answer.code == 0
-    for part in ("parameters", "FLOPs", "memory:", "tokens/s measured", "plan:             500 steps of", "about 0:"):
+    for part in ("parameters", "FLOPs", "memory:", "tokens/s measured", "plan:              500 steps of", "about 0:"):
         assert part in answer.err
     assert "nothing was trained" in answer.out
     assert answer.json["out"] is None
@@ -191,7 +191,7 @@ def test_resume_goes_on_where_it_stopped(call: Call, rhyme: Path, tmp_path: Path
             break
     answer = call("train", "--resume", "--out", halves, "--json")
     assert answer.code == 0
-    assert "resumed:          from step 4" in answer.err
+    assert "resumed:           from step 4" in answer.err
     assert answer.json["loss"] == whole["loss"]
     assert answer.json["steps"] == 8
 
@@ -259,7 +259,7 @@ def test_a_task_from_a_file(call: Call, refused: Refused, tmp_path: Path) -> Non
     task = f"{OWN_TASK}:Sums"
     answer = call("train", data, "--task", task, "--width", "6", "--threads", "1", "--out", out)
     assert answer.code == 0
-    assert "lines:            120" in answer.err
+    assert "lines:             120" in answer.err
     assert "task:" not in answer.err, "a task that was given is not guessed"
     assert answer.out.endswith(f"saved in {out}; try: tokenloom predict {out}\n")
     predicted = call("predict", out, "--digits", "34", "--json").json

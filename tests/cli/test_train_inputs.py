@@ -196,7 +196,7 @@ def test_a_short_text_gets_a_shorter_context_and_says_so(size: str, call: Call, 
     assert answer.code == 0
     context = answer.json["settings"]["context"]
     assert context == int(size) * 9 // 10 // 4
-    assert f"context:          {context} tokens instead of" in answer.err
+    assert f"context:           {context} tokens instead of" in answer.err
 
 
 def test_merges_that_stop_early_are_announced(call: Call, tmp_path: Path) -> None:

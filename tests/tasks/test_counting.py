@@ -120,14 +120,14 @@ def test_the_command_line_tells_what_was_counted(sums: str, tmp_path: Path, caps
     out = tmp_path / "run"
     assert main(["train", sums, "--task", COUNTED, "--out", str(out), "--json"]) == 0
     printed = capsys.readouterr()
-    assert "model:      20 numbers (160 B), counted in" in printed.err
-    assert "auto settings:    digits 10" in printed.err
+    assert "model:             20 numbers (160 B), counted in" in printed.err
+    assert "auto settings:     digits 10" in printed.err
     assert "steps" not in printed.err
     result = json.loads(printed.out.splitlines()[-1])
     assert result["reason"] == "counted"
     assert result["loss"] == tokenloom.load(out).evaluate()["loss"]
     assert main(["train", sums, "--task", COUNTED, "--dry-run"]) == 0
-    assert "a dry run: nothing was kept" in capsys.readouterr().out
+    assert "dry run: nothing was saved" in capsys.readouterr().out
     assert main(["info", str(out)]) == 0
     assert "numbers:                20" in capsys.readouterr().out
     assert main(["train", sums, "--task", COUNTED, "--steps", "3"]) == 2

@@ -104,7 +104,7 @@ def test_encoding_says_how_far_it_is(
     words += ["--augmentations-per-image", "2", "--threads", "1", "--steps", "1"]
     words += ["--width", "16", "--depth", "1", "--heads", "2"]
     assert main([*words, "--dry-run"]) == 0
-    assert "progress:         10 of 40 images encoded" in capsys.readouterr().err
+    assert "progress:          10 of 40 images encoded" in capsys.readouterr().err
     assert main([*words, "--out", str(tmp_path / "r"), "--quiet"]) == 0
     assert "so far" not in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "r"), "--data", str(runs / "bars")]) == 0

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tokenloom.runs.session import TrainingSession
 
 # Width of the column of labels.
-COLUMN = 18
+COLUMN = 19
 LABELED = re.compile(r"([a-z][\w –-]*): +(.*)")
 # Steps over which speed and training loss are averaged.
 RECENT = 50

@@ -300,7 +300,7 @@ def compiled_eager(s: Subject) -> float:
 @torch.no_grad()
 def native_apart(s: Subject) -> float:
     """Tokens one by one with native code and without, log-probabilities in float32; 0 where there is no such step."""
-    if not isinstance(s.model, GPT) or s.model.config.window is not None:
+    if not isinstance(s.model, GPT) or s.model.config.sliding_window is not None:
         return 0.0
     model = copy.deepcopy(s.model).float()
     ids = s.batch().streams["text"].tokens[:, : model.config.context]

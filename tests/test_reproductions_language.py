@@ -101,7 +101,7 @@ def test_order_eight_on_five_megabytes_takes_less_than_a_gigabyte(tmp_path: Path
 
 def elman(data: str, steps: int) -> tuple[dict[int, float], float]:
     """Training loss at steps, and the validation loss at the end."""
-    task = TextGeneration(TextGenerationSettings(model="rnn", context=N, width=128, depth=1, carry=0))
+    task = TextGeneration(TextGenerationSettings(model="rnn", context=N, width=128, depth=1, burn_in=0))
     material = task.prepare(data)
     training, held = material.training, material.validation
     assert isinstance(training, TextWindows)

@@ -64,7 +64,9 @@ def test_the_bottleneck() -> None:
     """Reference 2.10b: one vector holds short strings and loses long ones; with attention all lengths hold."""
     found = {
         attention: reversed_by_length(
-            RecurrentTranslator(RecurrentTranslatorConfig(DIGITS, DIGITS, 64, 1, attention=attention, shared=True)),
+            RecurrentTranslator(
+                RecurrentTranslatorConfig(DIGITS, DIGITS, 64, 1, attention=attention, shared_vocab=True)
+            ),
             steps=1500,
             lr=4e-3,
         )
@@ -79,5 +81,5 @@ def test_the_bottleneck() -> None:
 
 
 def test_the_transformer_reverses_all_lengths_too() -> None:
-    config = EncoderDecoderConfig(DIGITS, DIGITS, 30, 30, width=64, depth=2, heads=4, shared=True)
+    config = EncoderDecoderConfig(DIGITS, DIGITS, 30, 30, width=64, depth=2, heads=4, shared_vocab=True)
     assert min(reversed_by_length(EncoderDecoder(config), steps=1500, lr=3e-3).strings.values()) > 0.9

@@ -12,7 +12,7 @@ from benchmarks.peers.framework import EncoderGPT, GPT2Logits, LogitsTraining
 from benchmarks.peers.nano_gpt import NanoGPT, NanoTraining
 from benchmarks.quality import Trace, every, plain_trace
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, classic_preset
+from tokenloom.models.gpt import GPT, GPTConfig
 
 SIZES = (65, 64, 64, 4, 2)  # vocabulary, N, D, H, L
 
@@ -24,7 +24,7 @@ def ids(seed: int = 0) -> torch.Tensor:
 def test_the_plain_implementation_draws_and_computes_what_ours_does() -> None:
     torch.manual_seed(12)
     plain = ChapterGPT(*SIZES)
-    ours = GPT(classic_preset(65, 64, 64, 2, 4), seed=12)
+    ours = GPT(GPTConfig(65, 64, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=12)
     assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters()) == 112_065
     X = ids().view(-1, 40)
     torch.testing.assert_close(plain(X), ours(Batch({"text": Stream(ids=X)})), rtol=1e-4, atol=1e-4)

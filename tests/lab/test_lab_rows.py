@@ -82,9 +82,9 @@ def test_a_shorter_window_is_the_beginning_of_a_longer_one() -> None:
     import torch
 
     from tokenloom.lab.length_extrapolation import by_place
-    from tokenloom.models.gpt import GPT, modern_preset
+    from tokenloom.models.gpt import GPT, GPTConfig
 
-    model = GPT(modern_preset(11, 64, 16, 1, 2))
+    model = GPT(GPTConfig(11, 64, width=16, depth=1, heads=2))
     ids = torch.randint(0, 11, (500,), generator=torch.Generator().manual_seed(0))
     whole, part = by_place(model, ids, 192, windows=8), by_place(model, ids, 96, windows=8)
     assert torch.allclose(whole[:96], part, atol=1e-5)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
+from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.transformer import TransformerLayer
@@ -17,8 +17,15 @@ HEADS = 2
 
 
 def small(preset: str = "classic", **more: object) -> EncoderDecoder:
-    sizes = {"source_vocab": 7, "target_vocab": 7, "source_limit": 9, "target_limit": 9, "width": 8, "depth": 2}
-    config = EncoderDecoderConfig(**{**sizes, "heads": HEADS, **PRESETS[preset], **more})  # type: ignore[arg-type]
+    sizes = {
+        "source_vocab_size": 7,
+        "target_vocab_size": 7,
+        "source_context": 9,
+        "target_context": 9,
+        "width": 8,
+        "depth": 2,
+    }
+    config = EncoderDecoderConfig(**{**sizes, "heads": HEADS, **EncoderDecoderConfig.parts(preset), **more})  # type: ignore[arg-type]
     model = EncoderDecoder(config, seed=3).double()
     with torch.no_grad():
         # Output maps that start at zero would hide what a layer does.
@@ -60,7 +67,7 @@ def layered(layer: TransformerLayer, X: Tensor, memory: Tensor | None) -> Tensor
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_formulas(shared: bool) -> None:
-    model = small(shared=shared)
+    model = small(shared_vocab=shared)
     source, target = [3, 1, 4, 1, 5], [7, 2, 6, 0]
     S = model.tokens.weight[source] + model.source_positions.table[:5]
     for layer in model.encoder.layers:
@@ -74,13 +81,13 @@ def test_the_formulas(shared: bool) -> None:
 
 
 def test_a_shared_table_has_a_row_for_each_id_and_the_start() -> None:
-    assert small(shared=True).tokens.weight.shape == (8, 8)
+    assert small(shared_vocab=True).tokens.weight.shape == (8, 8)
     assert small().tokens.weight.shape == (7, 8)
-    with pytest.raises(ValueError, match="shared vocabulary of 7 and of 6"):
-        small(shared=True, target_vocab=6)
+    with pytest.raises(ValueError, match="same size on both sides, not 7 and 6"):
+        small(shared_vocab=True, target_vocab_size=6)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", EncoderDecoderConfig.presets)
 def test_later_target_tokens_change_nothing_and_source_tokens_change_all(preset: str) -> None:
     model = small(preset)
     before = model(batch_of([[1, 2, 3, 4]], [[7, 1, 2, 3]]))
@@ -91,7 +98,7 @@ def test_later_target_tokens_change_nothing_and_source_tokens_change_all(preset:
     assert bool(((other - before).abs().amax(-1) > 1e-6).all())
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", EncoderDecoderConfig.presets)
 def test_cross_attention_looks_at_no_padding(preset: str) -> None:
     model = small(preset)
     batch = batch_of([[1, 2, 3, 6, 6]], [[7, 1, 2]])

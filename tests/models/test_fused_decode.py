@@ -13,14 +13,14 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.fused_decode import Folded, FusedDecodeStep, Step
 from tokenloom.models.fused_decode_kernel import KernelDecodeStep
 from tokenloom.models.fused_decode_numpy import NumpyDecodeStep
-from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
+from tokenloom.models.gpt import GPT, GPTConfig
 
 ROWS, TOKENS = 3, 9
 
 
 def model_of(preset: str, **parts: Any) -> GPT:
     """A model in float64 in which every parameter matters, scales and biases too."""
-    config = PRESETS[preset](11, 16, 24, 2, 4).as_dict()
+    config = GPTConfig(11, 16, width=24, depth=2, heads=4, **GPTConfig.parts(preset)).as_dict()
     model = GPT(GPTConfig(**{**config, **parts})).double().eval()
     shake(model, 0.3)
     return model
@@ -109,7 +109,7 @@ def test_compiled_is_plain(variant: str, rows: int) -> None:
 @pytest.mark.parametrize("width", [8, 24, 40, 72, 144])
 def test_compiled_is_plain_for_heads_of_any_width(width: int) -> None:
     """Heads of 2 … 36 features: vectors, several of them, and what is left over."""
-    config = PRESETS["modern"](11, 16, width, 1, 4)
+    config = GPTConfig(11, 16, width=width, depth=1, heads=4, **GPTConfig.parts("modern"))
     model = GPT(config).eval()
     shake(model, 0.2)
     ids = some_ids()
@@ -182,8 +182,8 @@ def test_layers_that_differ_are_left_to_the_plain_step() -> None:
     [
         {"mlp": {"kind": "gated"}},
         {"positions": {"kind": "relative-bias"}},
-        {"positions": {"kind": "fixed-slopes"}},
-        {"window": 4},
+        {"positions": {"kind": "alibi"}},
+        {"sliding_window": 4},
     ],
 )
 def test_other_parts_are_left_to_the_whole_pass(parts: dict[str, Any]) -> None:

@@ -16,21 +16,29 @@ from equality import (
 )
 from torch.nn import functional as F
 
-from tokenloom.models.gpt import GPT, GPTConfig, classic_preset, modern_preset
+from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
 
 VOCAB, CONTEXT = 11, 8
-MODEL_FAMILIES = ["none", "learned", "sinusoidal", "rotary", "relative-bias", "fixed-slopes"]
-RELATIVE = ["none", "rotary", "relative-bias", "fixed-slopes"]
+MODEL_FAMILIES = ["none", "learned", "sinusoidal", "rotary", "relative-bias", "alibi"]
+RELATIVE = ["none", "rotary", "relative-bias", "alibi"]
 SMALL = 1e-10
 
 
 def small_gpt(kind, *, window=None, kv_heads=None, seed=1, **more):
     """A little model in float64 with random numbers everywhere, so that no path is idle."""
     config = GPTConfig(
-        VOCAB, CONTEXT, 16, 2, 4, kv_heads=kv_heads, window=window, positions={"kind": kind}, start="modern", **more
+        VOCAB,
+        CONTEXT,
+        sliding_window=window,
+        width=16,
+        depth=2,
+        heads=4,
+        kv_heads=kv_heads,
+        positions={"kind": kind},
+        **more,
     )
     model = GPT(config).double().eval()
     g = torch.Generator().manual_seed(seed)
@@ -82,7 +90,7 @@ def test_cached_is_uncached_with_shared_key_value_heads(window):
         assert cached_vs_uncached(model, rows_of(3, 20), largest=largest) < SMALL
 
 
-@pytest.mark.parametrize("kind", ["learned", "rotary", "fixed-slopes"])
+@pytest.mark.parametrize("kind", ["learned", "rotary", "alibi"])
 def test_one_chunk_longer_than_the_context(kind):
     model = small_gpt(kind)
     (row,) = rows_of(25)
@@ -100,7 +108,7 @@ def test_a_ring_reads_a_long_chunk_in_pieces(monkeypatch):
         return chunk(self, N)
 
     monkeypatch.setattr(KeyValueCache, "chunk", spy)
-    model = small_gpt("fixed-slopes", window=3)
+    model = small_gpt("alibi", window=3)
     for lengths in ((31,), (31, 2, 17)):
         assert cached_vs_uncached(model, rows_of(*lengths), largest=31) < SMALL
     assert max(sizes) == 3
@@ -180,7 +188,7 @@ def test_a_state_holds_the_same_memory_for_ever(window):
 
 def test_log_probabilities_are_float32_or_wider():
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
-        model = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2)).to(dtype).eval()
+        model = GPT(GPTConfig(VOCAB, CONTEXT, width=16, depth=1, heads=2)).to(dtype).eval()
         log_probs, _ = model.step(torch.tensor([[1, 2, 3]]), model.init_state(1))
         assert log_probs.dtype == wide
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(1, 3, dtype=wide))
@@ -190,7 +198,7 @@ def test_what_step_refuses():
     model = small_gpt("rotary")
     other = small_gpt("rotary").init_state(2)
     one = torch.tensor([[1], [2]])
-    with pytest.raises(ValueError, match=r"2 rows wants tokens \(2, N\)"):
+    with pytest.raises(ValueError, match=r"2 rows needs tokens \(2, N\)"):
         model.step(one[:1], other)
     with pytest.raises(ValueError, match="N ≥ 1"):
         model.step(one[:, :0], other)
@@ -214,7 +222,7 @@ def test_what_step_refuses():
 @pytest.mark.parametrize("kind", MODEL_FAMILIES)
 def test_batch_padded_packed_and_explicit(kind, window):
     if window is not None and kind not in RELATIVE:
-        with pytest.raises(ValueError, match="a window needs relative positions"):
+        with pytest.raises(ValueError, match="a sliding window needs relative positions"):
             small_gpt(kind, window=window)
         return
     model = small_gpt(kind, window=window)
@@ -299,7 +307,7 @@ def test_a_chunk_with_a_cache_takes_no_padding_of_its_own():
 def test_learned_positions_end_with_the_context():
     model = small_gpt("learned")
     model(text(torch.zeros(1, CONTEXT, dtype=torch.int64)))
-    with pytest.raises(ValueError, match=r"positions 0 … 8: there are learned positions for 0 … 7 alone"):
+    with pytest.raises(ValueError, match=r"positions 0 … 8: there are learned positions for 0 … 7 only"):
         model(text(torch.zeros(1, CONTEXT + 1, dtype=torch.int64)))
 
 
@@ -308,7 +316,7 @@ def test_learned_positions_end_with_the_context():
 
 def test_the_chapters_gpt(tinyshakespeare):
     """Reference 3.4 before training: the parameters, and the initial loss on the validation windows."""
-    model = GPT(classic_preset(65, 64, 64, 2, 4), seed=12)
+    model = GPT(GPTConfig(65, 64, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=12)
     assert count_parameters(model) == 112_065
     assert count_parameters(model, trained_only=True) == 112_065
     numbers = {character: number for number, character in enumerate(sorted(set(tinyshakespeare)))}
@@ -326,7 +334,7 @@ def test_the_chapters_gpt(tinyshakespeare):
 
 def test_the_chapters_draws_are_the_frameworks_defaults_in_the_stated_order():
     """Reference 3.4: token table, positions, layers (projections, norms, MLP), norm, output; one seed for all."""
-    model = GPT(classic_preset(65, 64, 64, 2, 4), seed=12)
+    model = GPT(GPTConfig(65, 64, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=12)
     torch.manual_seed(12)
     expected = {"tokens.weight": torch.nn.Embedding(65, 64).weight, "positions.table": 0.02 * torch.randn(64, 64)}
     for number in range(2):
@@ -345,7 +353,7 @@ def test_the_chapters_draws_are_the_frameworks_defaults_in_the_stated_order():
 
 
 def test_the_modern_model_starts_with_layers_that_add_nothing():
-    model = GPT(modern_preset(VOCAB, CONTEXT, 16, 2, 4))
+    model = GPT(GPTConfig(VOCAB, CONTEXT, width=16, depth=2, heads=4))
     hooks = Hooks(["embed", "layers.1.resid_post"])
     model(text(torch.stack(rows_of(8, 8))), hooks=hooks)
     assert torch.equal(hooks.values["embed"], hooks.values["layers.1.resid_post"])
@@ -353,20 +361,32 @@ def test_the_modern_model_starts_with_layers_that_add_nothing():
 
 def test_a_seed_makes_the_model_and_nothing_else_does():
     torch.manual_seed(5)
-    first = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2), seed=3).state_dict()
+    first = GPT(GPTConfig(VOCAB, CONTEXT, width=16, depth=1, heads=2), seed=3).state_dict()
     torch.manual_seed(6)
-    same = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2), seed=3).state_dict()
-    other = GPT(modern_preset(VOCAB, CONTEXT, 16, 1, 2), seed=4).state_dict()
+    same = GPT(GPTConfig(VOCAB, CONTEXT, width=16, depth=1, heads=2), seed=3).state_dict()
+    other = GPT(GPTConfig(VOCAB, CONTEXT, width=16, depth=1, heads=2), seed=4).state_dict()
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first["tokens.weight"], other["tokens.weight"])
 
 
-@pytest.mark.parametrize("start", ["classic", "modern"])
+@pytest.mark.parametrize("init", ["classic", "modern"])
 @pytest.mark.parametrize("kind", MODEL_FAMILIES)
 @pytest.mark.parametrize("mlp", [{"kind": "plain"}, {"kind": "gated"}, {"kind": "gated", "bias": True}])
-def test_every_choice_of_parts_can_be_built_and_trained(start, kind, mlp):
+def test_every_choice_of_parts_can_be_built_and_trained(init, kind, mlp):
     for norm, qk_norm in (("layer", None), ("rms", "layer"), ("rms-plain", "rms-plain")):
-        config = GPTConfig(VOCAB, CONTEXT, 16, 1, 4, 2, None, {"kind": kind}, mlp, norm, qk_norm, start=start)
+        config = GPTConfig(
+            VOCAB,
+            CONTEXT,
+            width=16,
+            depth=1,
+            heads=4,
+            kv_heads=2,
+            positions={"kind": kind},
+            mlp=mlp,
+            norm=norm,
+            qk_norm=qk_norm,
+            init=init,
+        )
         model = GPT(config)
         assert GPTConfig(**config.as_dict()) == config
         model(text(torch.stack(rows_of(8, 8)))).square().sum().backward()

@@ -21,7 +21,7 @@ def ids(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 def test_what_stands_before_a_window_is_known_but_gets_no_gradient(cell: str) -> None:
-    model, rows = model_of(cell, embedding=4), ids(3, 12)
+    model, rows = model_of(cell, embedding_dim=4), ids(3, 12)
     whole = model(Batch({"text": Stream(ids=rows)}))
     adapt_tensor = model(Batch({"text": Stream(ids=rows[:, 5:]), "before": Stream(ids=rows[:, :5])}))
     torch.testing.assert_close(adapt_tensor, whole[:, 5:], rtol=0, atol=1e-12)

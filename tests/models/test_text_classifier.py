@@ -3,13 +3,12 @@ from itertools import pairwise
 import torch
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import modern_preset
 from tokenloom.models.text_classifier import ClassificationHead, ClassifierConfig, TextClassifier
 
 
 def config(**changes: object) -> ClassifierConfig:
-    sizes = modern_preset(vocab_size=30, context=16, width=8, depth=1, heads=2).as_dict()
-    return ClassifierConfig(**{**sizes, "outputs": 3, "read": "class", "grams": 2, "buckets": 1009, **changes})
+    sizes = ClassifierConfig(vocab_size=30, context=16, width=8, depth=1, heads=2).as_dict()
+    return ClassifierConfig(**{**sizes, "outputs": 3, "pool": "cls", "ngram_features": 2, "buckets": 1009, **changes})
 
 
 def randomized(head: ClassificationHead) -> ClassificationHead:
@@ -26,7 +25,7 @@ def test_a_fresh_model_gives_every_class_the_same_probability() -> None:
 
 
 def test_the_readout_without_a_bag_is_the_formula() -> None:
-    head = randomized(ClassificationHead(config(grams=0)))
+    head = randomized(ClassificationHead(config(ngram_features=0)))
     X = torch.randn(1, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     real = torch.tensor([[False, True, True, True, False]])
     kept = X[0, 1:4]

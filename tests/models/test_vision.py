@@ -5,8 +5,9 @@ import torch
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
-from tokenloom.models.vision import Sinusoidal2D, VisionConfig, VisionTransformer, resized_positions
+from tokenloom.models.vision import VisionConfig, VisionTransformer, resized_positions
 from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.positions import Sinusoidal2D
 from tokenloom.tokenizers.patches import Patches
 
 PLAIN = {
@@ -15,7 +16,7 @@ PLAIN = {
     "qk_norm": None,
     "pool": "cls",
     "bias": True,
-    "start": "plain",
+    "init": "classic",
 }
 CONFIG = VisionConfig(grid=(3, 2), inputs=24, outputs=5, width=16, depth=2, heads=2, pool="cls")
 
@@ -100,9 +101,9 @@ def image(seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal-2d", "rotary"])
 def test_padding_changes_nothing_and_places_matter(pool: str, positions: str) -> None:
-    model = perturbed(VisionConfig(**{**CONFIG.as_dict(), "pool": pool, "positions": positions}))
+    model = perturbed(VisionConfig(**{**CONFIG.as_dict(), "pool": pool, "positions": {"kind": positions}}))
     X = image()
     alone = model(Batch({"image": Stream(features=X)}))
     padded = torch.cat((torch.full((2, 3, 24), 1e3, dtype=torch.float64), X), 1)
@@ -142,10 +143,10 @@ def test_taps_show_the_patterns() -> None:
 
 
 def test_a_kind_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="pool last is not in"):
+    with pytest.raises(ValueError, match="no pool 'last'"):
         VisionTransformer(VisionConfig(**{**CONFIG.as_dict(), "pool": "last"}))
     with pytest.raises(ValueError, match="divisible by 4"):
-        VisionTransformer(VisionConfig(**{**CONFIG.as_dict(), "width": 6, "positions": "sinusoidal"}))
+        VisionTransformer(VisionConfig(**{**CONFIG.as_dict(), "width": 6, "positions": {"kind": "sinusoidal-2d"}}))
 
 
 def test_the_convolutional_network_knows_near_from_far() -> None:

@@ -58,7 +58,7 @@ def test_the_global_generator_has_no_say():
 
 
 def test_a_parameter_without_a_row_is_an_error():
-    with pytest.raises(ValueError, match=r"does not name: map.weight, map.bias$"):
+    with pytest.raises(ValueError, match=r"does not name: map.weight, map.bias "):
         start([row for row in FULL if row[0] != "map.*"])
 
 
@@ -81,3 +81,27 @@ def test_an_optional_row_serves_where_it_can():
 
 def test_parameters_keep_wanting_gradients():
     assert all(parameter.requires_grad and parameter.grad_fn is None for parameter in start(FULL).parameters())
+
+
+class Gain(nn.Module):
+    """A norm with a table of its own, and no other name than a user would give."""
+
+    init_table = (("gain", constant(3.0)),)
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(width))
+
+
+def test_a_parts_own_table_takes_precedence():
+    made = nn.ModuleDict({"norm": Gain(2), "map": nn.Linear(2, 2)})
+    start([("*", constant(1.0))], made=made)
+    assert made["norm"].gain.tolist() == [3.0, 3.0]
+    assert made["map"].bias.tolist() == [1.0, 1.0]
+
+
+def test_parameters_on_the_meta_device_are_left_alone():
+    with torch.device("meta"):
+        made = nn.Linear(3, 2)
+    start([("*", normal(1.0))], made=made)
+    assert made.weight.is_meta

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, classic_preset
+from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.nn.lora import LoRALinear, apply_lora
 from tokenloom.nn.modules import count_parameters
 
 
 def test_the_chapters_model_gets_2048_numbers() -> None:
-    model = GPT(classic_preset(65, 64, 64, 2, 4), seed=12)
+    model = GPT(GPTConfig(65, 64, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=12)
     batch = Batch({"text": Stream(ids=torch.arange(40).view(2, 20))})
     with torch.no_grad():
         before = model(batch)

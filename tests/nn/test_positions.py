@@ -14,7 +14,6 @@ from tokenloom.nn.positions import (
     Rotary,
     Sinusoidal,
     apply_rotary,
-    is_relative,
     make_positions,
 )
 
@@ -186,7 +185,7 @@ def test_learned_positions_and_their_limit():
     X, positions = draw(2, 3, 6), torch.tensor([[0, 3, 1], [2, 2, 0]])
     assert torch.equal(part.add(X, positions), X + part.table[positions])
     assert part.limit == 4
-    with pytest.raises(ValueError, match=r"positions 2 … 4: there are learned positions for 0 … 3 alone"):
+    with pytest.raises(ValueError, match=r"positions 2 … 4: there are learned positions for 0 … 3 only"):
         part.add(X, at(2, 3, 4))
     with pytest.raises(ValueError, match=r"positions -1 … 1"):
         part.add(X, at(-1, 0, 1))
@@ -204,7 +203,7 @@ SETTINGS = {
     "sinusoidal": {"base": 100.0},
     "rotary": {"base": 500.0, "scaling": 2.0},
     "relative-bias": {"reach": 5},
-    "fixed-slopes": {},
+    "alibi": {},
 }
 
 
@@ -231,8 +230,7 @@ def test_make_positions_makes_what_the_config_names():
     assert (made["rotary"].head_dim, made["rotary"].base, made["rotary"].scaling) == (4, 500.0, 2.0)
     assert made["relative-bias"].table.shape == (11, 2)
     assert make_positions({"kind": "relative-bias"}, width=8, heads=2, limit=10).reach == 10
-    assert make_positions({"kind": "rotary"}, width=8, heads=2, limit=10, head_dim=6).head_dim == 6
-    assert [is_relative(part) for part in made.values()] == [True, False, False, True, True, True]
+    assert [part.relative for part in made.values()] == [True, False, False, True, True, True]
 
 
 def test_make_positions_leaves_the_config_alone_and_refuses_the_rest():
@@ -240,7 +238,7 @@ def test_make_positions_leaves_the_config_alone_and_refuses_the_rest():
     make_positions(spec, width=8, heads=2, limit=10)
     assert spec == {"kind": "rotary", "base": 100.0}
     for bad, message in (
-        ({"kind": "rotarry"}, "no position part 'rotarry': there are none, learned, sinusoidal, rotary"),
+        ({"kind": "rotarry"}, "no position part 'rotarry': there are none, learned, sinusoidal, sinusoidal-2d, rotary"),
         ({}, "no position part None"),
         ({"kind": "rotary", "bass": 1}, r"position part 'rotary' does not take \['bass'\]"),
         ({"kind": "learned", "limit": 1}, r"does not take \['limit'\]"),
@@ -252,5 +250,5 @@ def test_make_positions_leaves_the_config_alone_and_refuses_the_rest():
             make_positions(bad, width=8, heads=2, limit=10)
     with pytest.raises(ValueError, match="even width, not 7"):
         make_positions({"kind": "sinusoidal"}, width=7, heads=1, limit=10)
-    with pytest.raises(ValueError, match="even number of features a head, not 3"):
+    with pytest.raises(ValueError, match="even number of features per head, not 3"):
         make_positions({"kind": "rotary"}, width=6, heads=2, limit=10)

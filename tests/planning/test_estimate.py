@@ -15,7 +15,7 @@ from tokenloom.config import fill
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from tokenloom.models.gpt import GPT, PRESETS
+from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.models.image_gpt import ImageGPT, ImageGPTConfig
 from tokenloom.models.vision import VisionConfig, VisionTransformer
 from tokenloom.models.vqvae import VQVAE, VQVAEConfig
@@ -40,7 +40,7 @@ LAYERS, WIDTH, TOKENS = 2, 32, 24
 
 
 def model_of(preset: str) -> GPT:
-    model = GPT(PRESETS[preset](11, TOKENS, WIDTH, LAYERS, 4))
+    model = GPT(GPTConfig(11, TOKENS, width=WIDTH, depth=LAYERS, heads=4, **GPTConfig.parts(preset)))
     with torch.no_grad():  # maps that start at zero would save the counter nothing, but be on the safe side
         for p in model.parameters():
             p.add_(0.01)
@@ -96,7 +96,7 @@ def test_convolutions_are_counted_at_their_places(sides: tuple[int, int]) -> Non
     """Forward a third of the whole, exactly what torch counts, where sides are no powers of two as well."""
     H, W = sides
     cnn = ConvolutionalNetwork(ConvolutionalConfig((3, H, W), 5, width=8, depth=2))
-    codes = VQVAE(VQVAEConfig(H, W, 3, factor=4, codes=6, features=16, depth=4))
+    codes = VQVAE(VQVAEConfig(H, W, 3, downsample_factor=4, codebook_size=6, hidden_channels=16, code_dim=4))
     for model, name in ((cnn, "image"), (codes, "image")):
         counter = FlopCounterMode(display=False)
         with torch.no_grad(), counter:
@@ -116,7 +116,7 @@ def test_a_convolution_by_hand() -> None:
 
 def test_of_an_encoder_decoder_the_decoders_own_attention_alone_is_halved() -> None:
     """By hand, a layer each: 12 D² and 12 D N of the encoder; 16 D², 6 D N of itself and 12 D N of the source."""
-    model = EncoderDecoder(EncoderDecoderConfig(11, 7, TOKENS, TOKENS, WIDTH, 1, 4))
+    model = EncoderDecoder(EncoderDecoderConfig(11, 7, TOKENS, TOKENS, width=WIDTH, depth=1, heads=4))
     expected = 6 * (28 * WIDTH**2 + 7 * WIDTH) + (12 + 6 + 12) * WIDTH * TOKENS
     assert flops_per_token(model, TOKENS) == expected
     painter = ImageGPT(ImageGPTConfig(11, 4, 6, width=WIDTH, depth=1, heads=4))

@@ -11,7 +11,7 @@ from tiny_training import NextToken, tiny_settings
 
 from tokenloom.kernels import loader
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
+from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.nn import ops
 from tokenloom.nn.modules import count_parameters
 from tokenloom.planning import costs as footprint
@@ -35,7 +35,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def config_of(preset: str, sizes: tuple[int, ...] = SMALL, **changes: Any) -> GPTConfig:
-    return dataclasses.replace(PRESETS[preset](*sizes), **changes)
+    vocab_size, context, width, depth, heads = sizes
+    parts = {**GPTConfig.parts(preset), **changes}
+    return GPTConfig(vocab_size, context, width=width, depth=depth, heads=heads, **parts)
 
 
 def batch_of(config: GPTConfig, rows: int, borders: bool = False) -> Batch:
@@ -47,7 +49,7 @@ def batch_of(config: GPTConfig, rows: int, borders: bool = False) -> Batch:
     return Batch({"text": stream}, {"loss": ids[:, 1:]})
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", GPTConfig.presets)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parameters_and_flops_are_those_of_the_model(preset: str, variant: str) -> None:
     config = config_of(preset, DEEP, **VARIANTS[variant])
@@ -64,18 +66,18 @@ def test_parameters_of_an_mlp_that_says_little() -> None:
 
 def test_a_window_leaves_out_the_pairs_that_it_forbids() -> None:
     """Counted pair by pair; the formula takes N²/2 for N (N + 1) / 2."""
-    config = config_of("modern", LONG, window=32)
+    config = config_of("modern", LONG, sliding_window=32)
     N, W = config.context, 32
     pairs = sum(min(n + 1, W) for n in range(N))
     products = 6 * footprint.linear_numbers(Sizes.of(config))
     expected = products + 12 * config.depth * config.width * pairs / N
     assert footprint.flops_per_token(Sizes.of(config)) == pytest.approx(expected, rel=0.005)
-    assert footprint.flops_per_token(Sizes.of(config_of("modern", LONG, window=N))) == footprint.flops_per_token(
-        Sizes.of(config_of("modern", LONG))
-    )
+    assert footprint.flops_per_token(
+        Sizes.of(config_of("modern", LONG, sliding_window=N))
+    ) == footprint.flops_per_token(Sizes.of(config_of("modern", LONG)))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", GPTConfig.presets)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
@@ -102,7 +104,7 @@ def test_memory_is_what_a_training_saves(preset: str, variant: str, precision: A
 def test_masks_are_counted_where_they_are_kept(precision: Any) -> None:
     settings = dataclasses.replace(tiny_settings(), dtype=precision)
     for borders, window in ((True, None), (False, 8), (True, 8)):
-        config = config_of("modern", LONG, window=window)
+        config = config_of("modern", LONG, sliding_window=window)
         real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, 3, borders))
         said = activation_bytes(Sizes.of(config), Work(3, precision, borders=borders))
         assert said == pytest.approx(real.activations, rel=0.03), (borders, window)
@@ -117,7 +119,7 @@ def test_attention_in_blocks_keeps_no_mask(monkeypatch: pytest.MonkeyPatch) -> N
     assert said == pytest.approx(real.activations, rel=0.15)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", GPTConfig.presets)
 def test_checkpointing_keeps_the_inputs_and_one_layer(preset: str) -> None:
     """Held against torch's own checkpointing of each layer: what is saved at the end of the forward pass, and what the
     recomputation of one layer saves."""
@@ -171,7 +173,12 @@ def test_data_parallel_devices_hold_everything_and_a_copy_of_the_gradients_in_pl
 
 def published(vocab_size: int, context: int, width: int, depth: int, heads: int, **changes: Any) -> Sizes:
     """A model of the GPT family by its published sizes; norms and positions make no difference to FLOPs."""
-    return Sizes.of(dataclasses.replace(PRESETS["classic"](vocab_size, context, width, depth, heads), **changes))
+    return Sizes.of(
+        dataclasses.replace(
+            GPTConfig(vocab_size, context, width=width, depth=depth, heads=heads, **GPTConfig.parts("classic")),
+            **changes,
+        )
+    )
 
 
 def test_gpt_3() -> None:
@@ -208,7 +215,16 @@ def test_llama_2(
 
     At the stated utilisation of 40 % the plan says 3.5 % more, 0.8 % less and 10.9 % more.
     """
-    config = GPTConfig(32000, 4096, width, depth, heads, kv_heads, mlp={**GATED, "hidden": hidden}, qk_norm=None)
+    config = GPTConfig(
+        32000,
+        4096,
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        mlp={**GATED, "hidden": hidden},
+        qk_norm=None,
+    )
     sizes = Sizes.of(config)
     assert parameters(sizes) == pytest.approx(size, rel=0.005)
     one = forecast(Training(sizes, 2 * 10**12, 1024), built_in()["a100-80"], devices=1024, mode="fully sharded")

@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"model": "rnn", "heads": 4}, "--heads 4 has no effect with --model rnn"),
         ({"model": "lstm", "preset": "classic"}, "--preset classic"),
         ({"model": "gru", "order": 3}, "--order 3"),
-        ({"model": "gpt", "carry": 10}, "--carry 10 has no effect with --model gpt"),
+        ({"model": "gpt", "burn_in": 10}, "--burn-in 10 has no effect with --model gpt"),
         ({"model": "gpt", "smoothing": "add"}, "--smoothing add"),
         ({"model": "ngram", "width": 32}, "--width 32"),
         ({"model": "ngram", "size": "tiny"}, "--size tiny"),
@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"model": "ngram", "alpha": 0.5}, "--alpha has no effect with --smoothing kneser-ney"),
         ({"model": "ngram", "smoothing": "add", "alpha": 0.0}, "--alpha 0.0: must be above 0"),
         ({"model": "ngram", "order": 0}, "--order 0: must be at least 1"),
-        ({"model": "rnn", "carry": -1}, "--carry -1: must be at least 0"),
+        ({"model": "rnn", "burn_in": -1}, "--burn-in -1: must be at least 0"),
         ({"model": "lstm", "size": "huge"}, "--size huge: no such size"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_run_that_does_not_name_its_kind_is_a_gpt(data: str, tmp_path: Path) -
     path = tmp_path / "run/config.json"
     config = json.loads(path.read_text("utf-8"))
     del config["model"]["kind"]
-    for name in ("model", "carry", "order", "smoothing", "alpha"):
+    for name in ("model", "burn_in", "order", "smoothing", "alpha"):
         del config["settings"][name]
     path.write_text(json.dumps(config), "utf-8")
     assert tokenloom.load(tmp_path / "run").evaluate() == task.evaluate()
@@ -155,7 +155,7 @@ def test_contexts_that_cannot_be_are_refused(data: str) -> None:
 
 
 def test_a_training_window_comes_with_the_tokens_before_it(data: str) -> None:
-    task = TextGeneration(TextGenerationSettings(model="lstm", context=10, carry=7, width=16))
+    task = TextGeneration(TextGenerationSettings(model="lstm", context=10, burn_in=7, width=16))
     training = task.prepare(data).training
     assert isinstance(training, TextWindows)
     keys = np.array([50, 3])
@@ -175,8 +175,8 @@ def test_the_state_that_is_carried_helps_to_learn_what_lies_further_back(tmp_pat
     path.write_text("aaab" * 400, "utf-8")
     arguments = {"model": "rnn", "context": 3, "width": 16, "steps": 250, "batch_size": 16, "lr": 0.01, "threads": 1}
     losses = {}
-    for carry in (0, 8):
-        task = tokenloom.train(str(path), carry=carry, **arguments)
+    for burn_in in (0, 8):
+        task = tokenloom.train(str(path), burn_in=burn_in, **arguments)
         assert isinstance(task.model, RecurrentLM)
-        losses[carry] = task.evaluate(context="running")["loss"]  # type: ignore[call-arg]
+        losses[burn_in] = task.evaluate(context="running")["loss"]  # type: ignore[call-arg]
     assert losses[8] < 0.1 < 0.2 < losses[0]

@@ -96,7 +96,7 @@ def test_greedy_translations_are_what_the_full_model_finds_token_by_token(traine
         ids, _ = trained.source_ids(word, "word")
         batch = tokenloom.models.batch.Batch({"source": trained.source_stream([ids])})
         made = [trained.tokenizers[1].vocab_size]
-        for _ in range(trained.model_config["target_limit"]):
+        for _ in range(trained.model_config["target_context"]):
             batch.streams["target"] = tokenloom.models.batch.Stream(ids=torch.tensor([made]))
             with torch.no_grad():
                 made.append(int(trained.model(batch)[0, -1].argmax()))

@@ -7,7 +7,7 @@ import torch
 from tiny_training import NextToken, batches_of, tiny_gpt, tiny_settings, weights
 from torch import nn
 
-from tokenloom.models.gpt import GPT, PRESETS
+from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.training.loop import Trainer
 from tokenloom.training.optimizers import (
     check_groups,
@@ -24,7 +24,7 @@ ADAMW = TrainingSettings(optimizer="adamw", lr=0.01, weight_decay=0.1)
 
 
 def model_of(preset: str) -> GPT:
-    return GPT(PRESETS[preset](11, 8, 16, 2, 2))
+    return GPT(GPTConfig(11, 8, width=16, depth=2, heads=2, **GPTConfig.parts(preset)))
 
 
 def groups(model: nn.Module, settings: TrainingSettings) -> dict[str, list[tuple[str, float, float]]]:

@@ -62,7 +62,7 @@ def rows(count: int, seed: int = 0, longest: int = 9) -> ListSamples:
 
 def tiny_gpt(seed: int = 0, dropout: float = 0.0, depth: int = 1) -> GPT:
     """Width 16, one layer."""
-    return GPT(GPTConfig(VOCAB, 16, 16, depth, 2, dropout=dropout), seed)
+    return GPT(GPTConfig(VOCAB, 16, width=16, depth=depth, heads=2, dropout=dropout), seed)
 
 
 def tiny_settings(optimizer: str = "adamw", **more: Any) -> TrainingSettings:

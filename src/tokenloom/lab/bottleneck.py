@@ -68,7 +68,7 @@ def bottleneck(bench: Bench) -> Outcome:
     steps, lengths = (120, QUICK_LENGTHS) if bench.quick else (600, LENGTHS)
     found: dict[str, ByLength] = {}
     for place, (name, attention) in enumerate((("without attention", False), ("with attention", True))):
-        config = RecurrentTranslatorConfig(DIGITS, DIGITS, 64, 1, attention=attention, shared=True)
+        config = RecurrentTranslatorConfig(DIGITS, DIGITS, 64, 1, attention=attention, shared_vocab=True)
         found[name] = reversed_by_length(
             RecurrentTranslator(config, bench.seed),
             steps=steps,

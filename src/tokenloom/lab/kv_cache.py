@@ -20,7 +20,7 @@ from tokenloom.lab.corpus import CORPUS, WINDOW
 from tokenloom.lab.experiment import Bench, Outcome, between, exact, experiment, shown
 from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, GPTState, classic_preset
+from tokenloom.models.gpt import GPT, GPTConfig, GPTState
 from tokenloom.plotting.svg import Line, Plot
 
 TOKENS = 200
@@ -98,7 +98,9 @@ def cache(bench: Bench) -> Outcome:
 
 def cost_of_a_token(bench: Bench, lengths: tuple[int, ...]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Multiplications, and seconds, of the token at place n, with the cache and without, for each n."""
-    model = GPT(classic_preset(65, lengths[-1], 64, 2, 4), seed=bench.seed).eval()
+    model = GPT(
+        GPTConfig(65, lengths[-1], width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=bench.seed
+    ).eval()
     counts: dict[str, list[float]] = {"with": [], "without": []}
     seconds: dict[str, list[float]] = {"with": [], "without": []}
     for n in lengths:

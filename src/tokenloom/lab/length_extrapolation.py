@@ -12,7 +12,7 @@ from tokenloom.config import fill
 from tokenloom.lab.corpus import CORPUS, WINDOW, drawn_batches, prepared
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, holds, shown
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.gpt import GPT, modern_preset
+from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.nn.positions import Learned
 from tokenloom.plotting.svg import Line, Plot
 from tokenloom.training.events import StepFinished
@@ -28,7 +28,9 @@ PLACES = 16
 def trained(bench: Bench, kind: str, *, width: int, depth: int, steps: int) -> tuple[GPT, Tensor]:
     """A small GPT with one kind of positions after a training on windows of 64, and the ids that are held out."""
     task, training, held = prepared(bench, size="nano", context=WINDOW, width=width, depth=depth, heads=4)
-    config = replace(modern_preset(task.tokenizer.vocab_size, WINDOW, width, depth, 4), positions={"kind": kind})
+    config = replace(
+        GPTConfig(task.tokenizer.vocab_size, WINDOW, width=width, depth=depth, heads=4), positions={"kind": kind}
+    )
     task.model = GPT(config, bench.seed)
     settings, _ = fill(TrainingSettings(steps=steps, batch_size=16, eval_every=steps), task.recipe())
     done = 0

@@ -6,7 +6,7 @@ import torch
 
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between, exact, experiment, shown
 from tokenloom.lab.reversal import DIGITS, reversal_batch, share_reversed, train_reversal
-from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
+from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
 from tokenloom.plotting.svg import Line, Panel, Plot
@@ -33,7 +33,15 @@ CROSS = "decoder.layers.0.cross.pattern"
 def reversal(bench: Bench) -> Outcome:
     """3.14."""
     config = EncoderDecoderConfig(
-        DIGITS, DIGITS, LENGTH, LENGTH, width=32, depth=1, heads=2, shared=True, **PRESETS["classic"]
+        DIGITS,
+        DIGITS,
+        LENGTH,
+        LENGTH,
+        width=32,
+        depth=1,
+        heads=2,
+        shared_vocab=True,
+        **EncoderDecoderConfig.parts("classic"),
     )
     model = EncoderDecoder(config, seed=bench.seed)
     generator = bench.generator()

@@ -29,9 +29,9 @@ from tokenloom.tasks._masking import Draws, corrupt
 )
 def causal(bench: Bench) -> Outcome:
     """3.1."""
-    from tokenloom.models.gpt import GPT, classic_preset
+    from tokenloom.models.gpt import GPT, GPTConfig
 
-    model = GPT(classic_preset(65, WINDOW, 64, 2, 4), seed=bench.seed)
+    model = GPT(GPTConfig(65, WINDOW, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=bench.seed)
     ids = torch.randint(0, 65, (1, 10), generator=bench.generator())
     other = ids.clone()
     other[:, 6:] = (other[:, 6:] + 1) % 65
@@ -186,9 +186,9 @@ def masked(bench: Bench) -> Outcome:
 )
 def adapters(bench: Bench) -> Outcome:
     """3.15."""
-    from tokenloom.models.gpt import GPT, classic_preset
+    from tokenloom.models.gpt import GPT, GPTConfig
 
-    model = GPT(classic_preset(65, WINDOW, 64, 2, 4), seed=bench.seed)
+    model = GPT(GPTConfig(65, WINDOW, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=bench.seed)
     count = count_parameters(model)
     batch = Batch({"text": Stream(ids=torch.randint(0, 65, (2, 32), generator=bench.generator()))})
     with torch.no_grad():

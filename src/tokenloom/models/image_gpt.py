@@ -7,43 +7,35 @@ tokens above it. Sources: Chen et al. 2020, "Generative pretraining from pixels"
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch
-from tokenloom.models.gpt import GPTConfig, backbone_init, head_init, make_layer
 from tokenloom.models.protocols import State, repeat_rows
-from tokenloom.nn.cache import KeyValueCache
-from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.initialization import initialize, normal
-from tokenloom.nn.masks import Causal, Mask
-from tokenloom.nn.norms import make_norm
-from tokenloom.nn.transformer import Transformer
+from tokenloom.nn.cache import Chunk, KeyValueCache
+from tokenloom.nn.hooks import Hooks, record
+from tokenloom.nn.initialization import embedding_init, head_init, initialize, normal, transformer_init
+from tokenloom.nn.masks import Causal
+from tokenloom.nn.positions import make_positions
+from tokenloom.nn.transformer import TransformerConfig, make_transformer
 
 # Tokens above the one that is predicted next, as (rows up, columns to the right).
 ABOVE = ((1, -1), (1, 0), (1, 1))
 
 
 @dataclass(frozen=True)
-class ImageGPTConfig:
-    """Sizes. vocab_size: of the image tokenizer. rows, columns: of the grid of tokens. classes: their number, 0 for an
-    unconditional model. width: D. depth: L. heads: H."""
+class ImageGPTConfig(TransformerConfig):
+    """Sizes, and the parts by name. vocab_size: of the image tokenizer. rows, columns: of the grid of tokens. classes:
+    their number, 0 for an unconditional model. positions: besides the rows and columns, which are always embedded."""
 
     vocab_size: int
     rows: int
     columns: int
     classes: int = 0
-    width: int = 64
-    depth: int = 4
-    heads: int = 4
-    dropout: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the sizes for config.json."""
-        return asdict(self)
+    positions: dict[str, Any] = field(default_factory=lambda: {"kind": "none"}, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -62,25 +54,23 @@ class ImageGPT(nn.Module):
     Stream "tokens": (B, N) ids, first that of the class, then the tokens before the one predicted.
     """
 
-    # Attentions that are causal, for counting FLOPs (`planning/estimate.py`).
+    # Attentions that are causal, for counting FLOPs (`planning/costs.py`).
     causal: ClassVar[tuple[str, ...]] = ("*",)
 
     def __init__(self, config: ImageGPTConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = c = config
-        gpt = GPTConfig(
-            c.vocab_size, c.num_tokens, c.width, c.depth, c.heads, positions={"kind": "none"}, dropout=c.dropout
-        )
         self.tokens = nn.Embedding(c.null_class + 1, c.width)
         self.rows = nn.Embedding(c.rows, c.width)
         self.columns = nn.Embedding(c.columns, c.width)
         self.class_everywhere = nn.Embedding(c.classes + 1, c.width)
         # One more id, for a token outside the grid.
         self.above = nn.ModuleList([nn.Embedding(c.vocab_size + 1, c.width) for _ in ABOVE])
-        self.transformer = Transformer([make_layer(gpt) for _ in range(c.depth)], make_norm(gpt.norm, c.width))
+        self.positions = make_positions(c.positions, width=c.width, heads=c.heads, limit=c.num_tokens)
+        self.transformer = make_transformer(c)
         self.lm_head = nn.Linear(c.width, c.vocab_size)
         own = [(f"{name}.weight", normal(0.5)) for name in ("rows", "columns", "class_everywhere", "above.*")]
-        table = [*own, *(row for row in backbone_init(gpt) if not row[0].startswith("positions")), *head_init(gpt)]
+        table = [*own, *embedding_init(), *transformer_init(c.init), *head_init(c.init)]
         initialize(self, table, torch.Generator().manual_seed(seed))
 
     @property
@@ -95,13 +85,13 @@ class ImageGPT(nn.Module):
         """Return logits (B, N, vocab). Each row holds one image, beginning with its class."""
         ids = batch["tokens"].tokens
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        return self._transform(self._embed(ids, ids, positions), Causal(), None, hooks)
+        return self._transform(self._embed(ids, ids, positions), Chunk(positions, positions, Causal()), None, hooks)
 
-    def _transform(self, X: Tensor, mask: Mask | None, cache: KeyValueCache | None, hooks: Hooks | None) -> Tensor:
-        X = X if hooks is None else hooks.record("embed", X)
-        X = self.transformer(X, mask=mask, cache=cache, hooks=hooks)
-        logits: Tensor = self.lm_head(X)
-        return logits if hooks is None else hooks.record("logits", logits)
+    def _transform(self, X: Tensor, chunk: Chunk, cache: KeyValueCache | None, hooks: Hooks | None) -> Tensor:
+        X = record(hooks, "embed", X)
+        position_info = self.positions.position_info(chunk.positions, chunk.key_positions, X.dtype)
+        X = self.transformer(X, mask=chunk.mask, position_info=position_info, cache=cache, hooks=hooks)
+        return record(hooks, "logits", self.lm_head(X))  # (B, N, D) → (B, N, vocab)
 
     def _embed(self, ids: Tensor, history: Tensor, positions: Tensor) -> Tensor:
         """Embed ids (B, N) at positions (B or 1, N). history: (B, M), all ids of each row, beginning with the class.
@@ -118,13 +108,13 @@ class ImageGPT(nn.Module):
             # Token p − up · columns + right is one index further in `history`, behind the class.
             index = (positions - up * c.columns + right + 1).clamp(0, history.shape[1] - 1).expand(len(history), -1)
             X = X + table(torch.where(inside, history.gather(1, index), c.vocab_size))
-        return X
+        return self.positions.add(X, positions)
 
     def init_state(self, batch: int, rows: Sequence[int] | None = None) -> ImageState:
         """Return the state of rows that have read nothing, not even a class."""
         c = self.config
         like = self.lm_head.weight.detach()
-        cache = KeyValueCache(c.depth, (batch, c.heads, c.num_tokens, c.width // c.heads), like)
+        cache = KeyValueCache(c.depth, (batch, c.kv_heads or c.heads, c.num_tokens, c.width // c.heads), like)
         return ImageState(cache, cache.lengths.new_zeros(batch, c.num_tokens))
 
     @torch.no_grad()
@@ -136,13 +126,13 @@ class ImageGPT(nn.Module):
         if not isinstance(state, ImageState):
             raise ValueError(f"an image GPT needs a state made by its own init_state(), not {type(state).__name__}")
         cache, history = state.cache, state.history
-        positions, _, mask = cache.chunk(tokens.shape[1])
+        chunk = cache.chunk(tokens.shape[1])
         if cache.uniform:
             history[:, cache.longest : cache.longest + tokens.shape[1]] = tokens
         else:
             # Padding of a chunk may extend past the end.
-            history = history.scatter(1, positions.clamp(max=history.shape[1] - 1).expand_as(tokens), tokens)
-        logits = self._transform(self._embed(tokens, history, positions), mask, cache, None)
+            history = history.scatter(1, chunk.positions.clamp(max=history.shape[1] - 1).expand_as(tokens), tokens)
+        logits = self._transform(self._embed(tokens, history, chunk.positions), chunk, cache, None)
         cache.advance(tokens.shape[1], counts)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1), ImageState(cache, history)
 

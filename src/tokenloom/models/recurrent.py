@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.initialization import Table, constant, framework_linear, initialize, normal, normal_by_inputs
+from tokenloom.nn.initialization import InitTable, constant, framework_linear, initialize, normal, normal_by_inputs
 from tokenloom.nn.recurrent import CELLS, Recurrent, counted_through, initial_state, through
 
 
 @dataclass(frozen=True)
 class RecurrentConfig:
     """Sizes. cell: "rnn" (Elman), "lstm" or "gru". width: M, numbers in a layer's output. depth: L. context: tokens
-    that gradients go back through. carry: tokens before them that make the state to begin with. embedding: features of
+    that gradients go back through. burn_in: tokens read before them without gradients. embedding_dim: features of
     a token, or None for one-hot."""
 
     cell: str
@@ -32,9 +32,9 @@ class RecurrentConfig:
     context: int
     width: int
     depth: int
-    carry: int = 0
+    burn_in: int = 0
     dropout: float = 0.0
-    embedding: int | None = None
+    embedding_dim: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For config.json."""
@@ -47,8 +47,8 @@ class RecurrentLM(nn.Module):
     def __init__(self, config: RecurrentConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = c = config
-        self.tokens = OneHot(c.vocab_size) if c.embedding is None else nn.Embedding(c.vocab_size, c.embedding)
-        inputs = [c.embedding or c.vocab_size, *[c.width] * (c.depth - 1)]
+        self.tokens = OneHot(c.vocab_size) if c.embedding_dim is None else nn.Embedding(c.vocab_size, c.embedding_dim)
+        inputs = [c.embedding_dim or c.vocab_size, *[c.width] * (c.depth - 1)]
         self.layers = nn.ModuleList([CELLS[c.cell](size, c.width) for size in inputs])
         self.dropout = nn.Dropout(c.dropout)
         self.lm_head = nn.Linear(c.width, c.vocab_size)
@@ -158,17 +158,17 @@ class RecurrentState:
         return repeat_rows(self, n)
 
 
-def _table(config: RecurrentConfig) -> Table:
+def _table(config: RecurrentConfig) -> InitTable:
     """How each parameter starts: the textbook's draws for the Elman cell, those of torch for the others, but that they
     begin by remembering (Jozefowicz et al. 2015, "An empirical exploration of recurrent network architectures")."""
     # One-hot inputs have one number that is not 0, however many there are: they count as a hundred.
-    first = normal_by_inputs(0.1 * config.vocab_size**0.5) if config.embedding is None else normal_by_inputs()
+    first = normal_by_inputs(0.1 * config.vocab_size**0.5) if config.embedding_dim is None else normal_by_inputs()
     return [
         ("tokens.weight?", normal(1.0)),
         ("layers.0.W_zx.weight?", first),
         ("*.W_z[xz].weight?", normal_by_inputs()),
         ("*.W_zz.bias?", constant(0.0)),
-        ("layers.0.cell.weight_ih_*?", _wide if config.embedding is None else _by_width),
+        ("layers.0.cell.weight_ih_*?", _wide if config.embedding_dim is None else _by_width),
         ("*.cell.weight_*?", _by_width),
         ("*.cell.bias_ih_*?", _remembering),
         ("*.cell.bias_hh_*?", constant(0.0)),

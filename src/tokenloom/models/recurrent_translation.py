@@ -20,26 +20,27 @@ from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import MemoryCache
 from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.initialization import Table, constant, initialize, normal, normal_by_inputs
+from tokenloom.nn.initialization import InitTable, constant, initialize, normal, normal_by_inputs
 from tokenloom.nn.masks import Padding
 
 
 @dataclass(frozen=True)
 class RecurrentTranslatorConfig:
-    """Sizes. Vocabularies and `shared` as in `EncoderDecoderConfig`; width: features of a token and of a state, of
+    """Sizes. Vocabularies and `shared_vocab` as in `EncoderDecoderConfig`; width: features of a token and of a state, of
     which each direction of the encoder has half; depth: layers of each side."""
 
-    source_vocab: int
-    target_vocab: int
+    source_vocab_size: int
+    target_vocab_size: int
     width: int
     depth: int
     attention: bool = True
-    shared: bool = False
+    shared_vocab: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.shared and self.source_vocab != self.target_vocab:
-            raise ValueError(f"a shared vocabulary of {self.source_vocab} and of {self.target_vocab} ids at once")
+        if self.shared_vocab and self.source_vocab_size != self.target_vocab_size:
+            sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
+            raise ValueError(f"a shared vocabulary needs the same size on both sides, not {sizes}")
         if self.width % 2:
             raise ValueError(f"a width of {self.width} does not divide into two directions")
 
@@ -48,7 +49,7 @@ class RecurrentTranslatorConfig:
         return asdict(self)
 
 
-_TABLE: Table = [
+_TABLE: InitTable = [
     ("*tokens.weight", normal(1.0)),
     ("*.weight_[ih]h_l0", normal_by_inputs()),
     ("*.bias_[ih]h_l0", constant(0.0)),
@@ -72,8 +73,8 @@ class RecurrentTranslator(nn.Module):
         super().__init__()
         self.config = c = config
         D = c.width
-        self.tokens = nn.Embedding(c.target_vocab + 1 if c.shared else c.source_vocab, D)
-        self.target_tokens = None if c.shared else nn.Embedding(c.target_vocab + 1, D)
+        self.tokens = nn.Embedding(c.target_vocab_size + 1 if c.shared_vocab else c.source_vocab_size, D)
+        self.target_tokens = None if c.shared_vocab else nn.Embedding(c.target_vocab_size + 1, D)
         self.forwards = nn.ModuleList(nn.GRU(D, D // 2, batch_first=True) for _ in range(c.depth))
         self.backwards = nn.ModuleList(nn.GRU(D, D // 2, batch_first=True) for _ in range(c.depth))
         self.bridge = nn.Linear(D, D)
@@ -81,13 +82,13 @@ class RecurrentTranslator(nn.Module):
         self.cross = MultiHeadAttention(D, 1) if c.attention else None
         self.join = nn.Linear(2 * D, D) if c.attention else None
         self.dropout = nn.Dropout(c.dropout)
-        self.lm_head = nn.Linear(D, c.target_vocab)
+        self.lm_head = nn.Linear(D, c.target_vocab_size)
         initialize(self, _TABLE, torch.Generator().manual_seed(seed))
 
     @property
     def vocab_size(self) -> int:
         """How many ids the model predicts over."""
-        return self.config.target_vocab
+        return self.config.target_vocab_size
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
         """Logits (B, N, vocab) for the stream "target". Taps: with attention, those of `cross`; the alignment is

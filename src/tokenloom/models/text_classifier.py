@@ -1,4 +1,4 @@
-"""A class for a whole text: a transformer encoder, read at its class token and over all tokens, and a bag of n-grams.
+"""Text classifier: a transformer encoder, pooled at its class token and over all tokens, and a bag of n-grams.
 
 The class token: Devlin et al. 2019. Mean and maximum over the tokens: Shen et al. 2018, "Baseline needs more love".
 Hashed n-grams: Joulin et al. 2017 ("fastText"), as the linear part beside the deep one of Cheng et al. 2016 ("Wide &
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.encoder import EncoderBackbone, EncoderConfig, class_token, mean_over_real
-from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.hooks import Hooks, record
 from tokenloom.nn.initialization import constant, initialize
 
 _PRIME = 2_147_483_647
@@ -22,24 +22,24 @@ _PRIME = 2_147_483_647
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderConfig):
-    """As `EncoderConfig`; outputs: classes. grams: the longest n-grams of the bag, in tokens; 0 for no bag. buckets:
-    into how many rows the n-grams are hashed."""
+    """As `EncoderConfig`; outputs: classes. ngram_features: length of the longest n-grams of the bag, in tokens; 0 for no
+    bag. buckets: rows that n-grams are hashed into."""
 
-    grams: int = 2
+    ngram_features: int = 2
     buckets: int = 1 << 16
 
 
 class ClassificationHead(nn.Module):
     """W [x_class; mean_n x_n; max_n x_n] + b + Σ_g e(g) / √G over the G n-grams g of the text.
 
-    Everything starts at zero, so that a fresh head gives each class the same probability.
+    All parameters start at zero, so that an untrained head gives each class the same probability.
     """
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
-        self.grams = config.grams
+        self.ngram_features = config.ngram_features
         self.pooled = nn.Linear(3 * config.width, config.outputs)
-        self.bag = nn.Embedding(config.buckets, config.outputs) if config.grams else None
+        self.bag = nn.Embedding(config.buckets, config.outputs) if config.ngram_features else None
         self.dropout = nn.Dropout(config.dropout)
         initialize(self, [("*", constant(0.0))], torch.Generator())
 
@@ -52,17 +52,17 @@ class ClassificationHead(nn.Module):
         return logits
 
     def _bag(self, bag: nn.Embedding, text: Stream) -> Tensor:
-        """Σ_g e(g) / √G. The class token is in no n-gram, and no n-gram reaches into padding."""
+        """Return Σ_g e(g) / √G, (B, outputs). No n-gram contains the class token or padding."""
         ids, real = text.tokens, text.real
         known = torch.ones_like(ids, dtype=torch.bool) if real is None else real
         first = known.int().argmax(1, keepdim=True)
-        known = known & (torch.arange(ids.shape[1], device=ids.device) != first)
+        known = known & (torch.arange(ids.shape[1], device=ids.device) != first)  # (B, N)
         total: Tensor = torch.zeros(len(ids), bag.embedding_dim, dtype=bag.weight.dtype, device=ids.device)
         count = torch.zeros(len(ids), 1, dtype=torch.int64, device=ids.device)
         hashed, whole = ids + 1, known
-        for n in range(min(self.grams, ids.shape[1])):
+        for n in range(min(self.ngram_features, ids.shape[1])):
             if n:
-                # The n-gram that ends at each place: that of one token less, one place before, and this token.
+                # The n-gram that ends at each position: the shorter one that ends one position before, and this token.
                 hashed = (hashed[:, :-1] * 1_000_003 + ids[:, n:] + 1) % _PRIME
                 whole = whole[:, :-1] & known[:, n:]
             rows = (hashed * 48_271 + n) % _PRIME % bag.num_embeddings
@@ -72,14 +72,16 @@ class ClassificationHead(nn.Module):
 
 
 def _maximum(X: Tensor, real: Tensor | None) -> Tensor:
-    """The largest value of each feature over the real tokens: (B, N, D) → (B, D)."""
-    hidden = X if real is None else X.masked_fill(~real[..., None], -torch.inf)
-    return hidden.amax(1)
+    """Return the maximum of each feature over the real tokens: (B, N, D) → (B, D)."""
+    X = X if real is None else X.masked_fill(~real[..., None], -torch.inf)
+    return X.amax(1)
 
 
 class TextClassifier(nn.Module):
-    """The encoder's backbone and a `ClassificationHead`: logits (B, outputs) for the stream "text", whose rows begin with the class
-    token."""
+    """The encoder's backbone and a `ClassificationHead`: logits (B, outputs) for the stream "text".
+
+    Each row begins with the class token.
+    """
 
     def __init__(self, config: ClassifierConfig, seed: int = 0) -> None:
         super().__init__()
@@ -88,7 +90,6 @@ class TextClassifier(nn.Module):
         self.head = ClassificationHead(config)
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
-        """Logits (B, outputs)."""
+        """Return logits (B, outputs)."""
         text = batch["text"]
-        logits: Tensor = self.head(self.backbone(text, hooks), text)
-        return logits if hooks is None else hooks.record("logits", logits)
+        return record(hooks, "logits", self.head(self.backbone(text, hooks), text))

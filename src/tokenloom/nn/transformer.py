@@ -5,7 +5,10 @@ Encoder, decoder and encoder–decoder differ by the mask and by whether a memor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -13,6 +16,8 @@ from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.cache import KeyValueCache, LayerCache
 from tokenloom.nn.hooks import Hooks, record
 from tokenloom.nn.masks import Mask
+from tokenloom.nn.mlp import make_mlp
+from tokenloom.nn.norms import make_norm
 from tokenloom.nn.positions import PositionInfo
 
 
@@ -134,3 +139,92 @@ class Transformer(nn.Module):
         if self.norm is not None:
             X = self.norm(X)
         return record(hooks, "final", X)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Sizes of a stack and its parts by name: what the configs of all transformer models have.
+
+    width: D. depth: L. heads: H. kv_heads: H unless given. norm, mlp, positions: see `make_norm`, `make_mlp`,
+    `make_positions`. qk_norm: norm of queries and keys, or None. bias: biases on the maps of attention. init: see
+    `transformer_init`.
+    """
+
+    width: int
+    depth: int
+    heads: int
+    kv_heads: int | None = None
+    norm: str = "rms"
+    mlp: dict[str, Any] = field(default_factory=lambda: {"kind": "plain", "activation": "relu2", "bias": False})
+    positions: dict[str, Any] = field(default_factory=lambda: {"kind": "rotary"})
+    qk_norm: str | None = "rms"
+    bias: bool = False
+    dropout: float = 0.0
+    init: str = "modern"
+
+    # What each preset changes of the defaults. The classic parts are the textbook's: learned positions, LayerNorm, GELU.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "modern": {},
+        "classic": {
+            "norm": "layer",
+            "mlp": {"kind": "plain", "activation": "gelu", "bias": True},
+            "positions": {"kind": "learned"},
+            "qk_norm": None,
+            "init": "classic",
+        },
+    }
+
+    @classmethod
+    def parts(
+        cls,
+        preset: str = "modern",
+        *,
+        norm: str | None = None,
+        mlp: str | None = None,
+        positions: str | None = None,
+        qk_norm: str | None = None,
+        activation: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the config entries of a preset, with the given parts in place of its own.
+
+        qk_norm: "none" for no norm. An MLP of another kind than the preset's has its own default activation and bias.
+        """
+        defaults = {f.name: f.default_factory() for f in fields(cls) if f.default_factory is not MISSING}
+        entries = {**defaults, **cls.presets[preset]}
+        if mlp is not None and mlp != entries["mlp"]["kind"]:
+            entries["mlp"] = {"kind": mlp}
+        if activation is not None:
+            entries["mlp"] = {**entries["mlp"], "activation": activation}
+        if positions is not None and positions != entries["positions"]["kind"]:
+            entries["positions"] = {"kind": positions}
+        if norm is not None:
+            entries["norm"] = norm
+        if qk_norm is not None:
+            entries["qk_norm"] = None if qk_norm == "none" else qk_norm
+        return entries
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entries for config.json."""
+        return asdict(self)
+
+
+def make_transformer(config: TransformerConfig, *, cross: bool = False, final_norm: bool = True) -> Transformer:
+    """Return the stack of a config. cross: with cross-attention. final_norm: with a norm after the last layer."""
+    layers = [_make_layer(config, cross) for _ in range(config.depth)]
+    return Transformer(layers, make_norm(config.norm, config.width) if final_norm else None)
+
+
+def _make_layer(config: TransformerConfig, cross: bool) -> TransformerLayer:
+    c = config
+
+    def attention(kv_heads: int | None = None) -> MultiHeadAttention:
+        qk_norm = None if c.qk_norm is None else functools.partial(make_norm, c.qk_norm)
+        return MultiHeadAttention(c.width, c.heads, kv_heads=kv_heads, bias=c.bias, qk_norm=qk_norm)
+
+    return TransformerLayer(
+        attention(c.kv_heads),
+        make_mlp(c.mlp, c.width),
+        lambda: make_norm(c.norm, c.width),
+        cross=attention() if cross else None,
+        dropout=c.dropout,
+    )

@@ -60,7 +60,7 @@ class Sizes:
             norm=config.norm,
             qk_norm=config.qk_norm,
             positions=str(config.positions["kind"]),
-            window=config.window,
+            window=config.sliding_window,
             dropout=config.dropout,
         )
 

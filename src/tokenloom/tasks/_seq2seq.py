@@ -96,7 +96,7 @@ class Seq2SeqTask(Task):
         Raises UserError for what cannot be translated: no text, characters never seen, or more tokens than the model
         takes.
         """
-        tokenizer, limit = self.tokenizers[0], self.model_config["source_limit"]
+        tokenizer, limit = self.tokenizers[0], self.model_config["source_context"]
         text = fold_newlines(text)
         if not text.strip():
             raise UserError(f"{where}: is empty; there is nothing to translate")
@@ -149,7 +149,7 @@ class Seq2SeqTask(Task):
         return [one for one in results if one is not None]
 
     def _search(self, sources: Sequence[Ids], beam: int, length_penalty: float) -> list[Hypothesis]:
-        target, limit = self.tokenizers[1], self.model_config["target_limit"]
+        target, limit = self.tokenizers[1], self.model_config["target_context"]
         decoder: StepModel = self.decoder(Batch({"source": self.source_stream(sources)}).to(self.device))
         options = BeamOptions(beam, limit, end=(target.specials[END],), alpha=length_penalty)
         # The id after all those that are predicted opens a target.
@@ -173,7 +173,7 @@ class Seq2SeqTask(Task):
 
     def _looked_at(self, source: Ids, translation: Translation) -> Tensor:
         target = self.tokenizers[1].vocab_size
-        stream = Stream(ids=torch.tensor([[target, *translation.ids][: self.model_config["target_limit"]]]))
+        stream = Stream(ids=torch.tensor([[target, *translation.ids][: self.model_config["target_context"]]]))
         hooks = Hooks("*cross.pattern")
         with self.ready() as model, torch.no_grad():
             model(Batch({"source": self.source_stream([source]), "target": stream}).to(self.device), hooks=hooks)

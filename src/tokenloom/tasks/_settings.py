@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tokenloom.config import Options, option
 from tokenloom.data.documents import DEFAULT_FRACTION
+from tokenloom.nn.mlp import ACTIVATIONS, MLPS
+from tokenloom.nn.norms import NORMS
+from tokenloom.nn.positions import POSITIONS
+from tokenloom.nn.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,25 @@ class TextTokenization(Options):
 
 
 @dataclass(frozen=True)
-class TransformerSizes(Options):
+class TransformerParts(Options):
+    """Parts of a transformer; None is that of the preset."""
+
+    group: ClassVar[str] = "Model"
+
+    norm: str | None = option(None, f"{', '.join(NORMS)}, or your own as ./file.py:Name")
+    mlp: str | None = option(None, f"{', '.join(MLPS)}, or your own as ./file.py:Name")
+    activation: str | None = option(None, f"of the MLP: {', '.join(ACTIVATIONS)}, or your own as ./file.py:name")
+    positions: str | None = option(None, f"{', '.join(POSITIONS)}, or your own as ./file.py:Name")
+    qk_norm: str | None = option(None, "norm of queries and keys: none, or as for norm")
+
+    def parts(self, config: type[TransformerConfig], preset: str = "modern") -> dict[str, Any]:
+        """Return the entries for a model's config: the parts of a preset, with the given ones in place of its own."""
+        given = {name: getattr(self, name) for name in ("norm", "mlp", "activation", "positions", "qk_norm")}
+        return config.parts(preset, **given)
+
+
+@dataclass(frozen=True)
+class TransformerSizes(TransformerParts):
     """Parts and sizes of a transformer; None is derived."""
 
     group: ClassVar[str] = "Model"

@@ -19,7 +19,6 @@ from tokenloom.config import Options, option
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
-from tokenloom.models.gpt import PRESETS
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks.base import PreparedData, Task
@@ -71,8 +70,8 @@ class TextEncoderTask(Task):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
         if s.dropout is not None and not 0 <= s.dropout < 1:
             raise UserError(f"--dropout {s.dropout}: must be from 0 up to, but not including, 1")
-        if s.preset not in PRESETS:
-            raise UserError(f"--preset {s.preset}: no such preset{did_you_mean(s.preset, PRESETS)}")
+        if s.preset not in EncoderConfig.presets:
+            raise UserError(f"--preset {s.preset}: no such preset{did_you_mean(s.preset, EncoderConfig.presets)}")
         size_preset(s.size)
 
     # The tokenizer.
@@ -106,23 +105,29 @@ class TextEncoderTask(Task):
 
     # Sizes.
 
-    def settle(self, outputs: int, read: str) -> None:
-        """Decide every size that was not given. outputs, read: of the readout, see `EncoderConfig`."""
+    def settle(self, outputs: int, pool: str) -> None:
+        """Decide every size that was not given. outputs, pool: of the head, see `EncoderConfig`."""
         if self.model_config:
             return
         s: EncoderSettings = self.settings
         position = size_preset(s.size)
-        chosen = {name: getattr(s, name) or position.sizes[name] for name in SIZES}
+        chosen: dict[str, Any] = {name: getattr(s, name) or position.sizes[name] for name in SIZES}
         if chosen["width"] % chosen["heads"]:
             raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
         dropout = position.dropout if s.dropout is None else s.dropout
-        body = PRESETS[s.preset](self.tokenizer.vocab_size, *(chosen[name] for name in SIZES))
-        self.model_config = {**body.as_dict(), "dropout": dropout, "outputs": outputs, "read": read}
+        self.model_config = EncoderConfig(
+            vocab_size=self.tokenizer.vocab_size,
+            **chosen,
+            **EncoderConfig.parts(s.preset),
+            dropout=dropout,
+            outputs=outputs,
+            pool=pool,
+        ).as_dict()
         try:
             Encoder(EncoderConfig(**{**self.model_config, "depth": 1, "vocab_size": 1, "context": 1}))
         except ValueError as error:
             raise UserError(f"{error} (--width and --heads decide)") from error
-        changes: dict[str, Any] = {**chosen, "dropout": dropout}
+        changes = {**chosen, "dropout": dropout}
         self.settings = replace(s, **changes)
 
     @property
@@ -174,7 +179,7 @@ class TextEncoderTask(Task):
         with self.ready() as model, torch.no_grad():
             logits: torch.Tensor = model(Batch({"text": self.rows(rows)}).to(self.device))
         probabilities = logits.float().softmax(-1).cpu()
-        return probabilities[:, 1:] if self.model_config["read"] == "tokens" else probabilities
+        return probabilities[:, 1:] if self.model_config["pool"] == "none" else probabilities
 
     # The run.
 

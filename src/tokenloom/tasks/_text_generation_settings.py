@@ -25,7 +25,7 @@ class TextGenerationSettings(Options):
     kv_heads: int | None = option(None, "key–value heads a layer; as many as heads when not given")
     window: int | None = option(None, "attend to this many tokens only, and go on for ever in fixed memory")
     dropout: float | None = option(None, "share of activations dropped in training")
-    carry: int | None = option(
+    burn_in: int | None = option(
         None, "rnn, lstm, gru: tokens read before each training window, to have a state; 0 begins from zero"
     )
     order: int | None = option(None, "ngram: tokens of the longest n-gram [default: 6]")
@@ -50,8 +50,8 @@ class TextGenerationSettings(Options):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-        if self.carry is not None and self.carry < 0:
-            raise UserError(f"--carry {self.carry}: must be at least 0")
+        if self.burn_in is not None and self.burn_in < 0:
+            raise UserError(f"--burn-in {self.burn_in}: must be at least 0")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout}: must be from 0 up to, but not including, 1")
         if not 0 < self.val_fraction < 1:

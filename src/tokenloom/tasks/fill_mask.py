@@ -91,7 +91,7 @@ class FillMask(TextEncoderTask):
         parts = split(self._read(data), s.val_fraction, validation=validation)
         texts, held = ([d.text for d in part.documents] for part in (parts.train, parts.validation))
         self.train_tokenizer(texts, held)
-        self.settle(self.tokenizer.vocab_size, "tokens")
+        self.settle(self.tokenizer.vocab_size, "none")
         training, measured = self._pieces(texts, data), self._pieces(held, data)
         self._shown = measured.take(measured.all()[:1])[0]
         extra = {

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tokenloom.config import Options, flag, option
+from tokenloom.config import Options, flag, option, options
 from tokenloom.data.augment import Augmentation, augment_each
 from tokenloom.data.image_files import ImageFormat, Pixels, decode
 from tokenloom.data.images import ImageData, ImageSamples, looks_like_images
@@ -35,6 +35,7 @@ from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._classification import Classification, measured_terms
 from tokenloom.tasks._images import ImageInput, parse_size
 from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.tasks._settings import TransformerParts
 from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.patches import Patches
 from tokenloom.training.batches import BatchContext
@@ -50,7 +51,7 @@ _VIT_ONLY = {"model": "vit"}
 
 
 @dataclass(frozen=True)
-class ImageClassificationSettings(Augmentation, ImageInput):
+class ImageClassificationSettings(Augmentation, TransformerParts, ImageInput):
     """Which images, their augmentation, and the model; None is derived from the images."""
 
     group: ClassVar[str] = "Model"
@@ -64,10 +65,14 @@ class ImageClassificationSettings(Augmentation, ImageInput):
     pool: Literal["cls", "mean"] | None = option(
         None, "input of the classification head: class token, or mean over the patches", only=_VIT_ONLY
     )
-    positions: Literal["learned", "sinusoidal"] | None = option(
-        None, "learned, or two-dimensional sinusoidal", only=_VIT_ONLY
-    )
     label_smoothing: float = option(0.05, "probability spread over all classes in the training targets", low=0, below=1)
+
+    def check(self) -> None:
+        """Raise UserError for parts of a transformer with `model` cnn."""
+        super().check()
+        for name in (one.name for one in options(TransformerParts)):
+            if self.model == "cnn" and getattr(self, name) is not None:
+                raise UserError(f"{flag(name)} {getattr(self, name)} has no effect with {flag('model')} cnn")
 
 
 @dataclass(frozen=True)
@@ -238,17 +243,24 @@ class ImageClassification(Classification):
             self.model_config = ConvolutionalConfig(shape, len(self.classes), width, depth, dropout).as_dict()
             return
         width, depth, heads = s.width or (64 if small else 96), s.depth or (3 if small else 4), s.heads or 4
-        pool, positions, dropout = s.pool or "mean", s.positions or "learned", s.dropout or 0.0
+        pool, dropout = s.pool or "mean", s.dropout or 0.0
         if width % heads:
             raise UserError(f"{flag('width')} {width}: must be divisible by {flag('heads')} {heads}")
-        if positions == "sinusoidal" and width % 4:
-            raise UserError(f"{flag('width')} {width}: must be divisible by 4 with {flag('positions')} sinusoidal")
         height, side = self.patches.patch_size
-        sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "pool": pool, "positions": positions}
+        sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "pool": pool}
         self.settings = replace(s, **sizes, dropout=dropout, patch_size=f"{height}x{side}")
         self.model_config = VisionConfig(
-            self.patches.grid, self.patches.patch_dim, len(self.classes), **sizes, dropout=dropout
+            self.patches.grid,
+            self.patches.patch_dim,
+            len(self.classes),
+            **sizes,
+            **s.parts(VisionConfig),
+            dropout=dropout,
         ).as_dict()
+        try:
+            self.build(0)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         n = len(material.training)
@@ -263,7 +275,7 @@ class ImageClassification(Classification):
     def derived(self) -> dict[str, Any]:
         c = self.model_config
         cnn = self.settings.model == "cnn"
-        names = ("width", "depth") if cnn else ("width", "depth", "heads", "pool", "positions")
+        names = ("width", "depth") if cnn else ("width", "depth", "heads", "pool")
         tokens = {} if cnn else {"tokens": self.patches.num_patches}
         return tokens | {name: c[name] for name in names} | {"classes": len(self.classes)}
 
@@ -435,7 +447,7 @@ class ImageClassification(Classification):
         return {
             "vit": Example(table, {**tiny, "heads": 2, "patch_size": "2x4"}),
             "vit, mean": Example(
-                table, {**tiny, "heads": 2, "pool": "mean", "positions": "sinusoidal", "dropout": 0.1, "hflip": 0.5}
+                table, {**tiny, "heads": 2, "pool": "mean", "positions": "sinusoidal-2d", "dropout": 0.1, "hflip": 0.5}
             ),
             "cnn": Example(table, cnn, {**no_padding, "fused = explicit": "a convolutional network has no attention"}),
         }

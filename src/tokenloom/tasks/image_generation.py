@@ -42,6 +42,7 @@ from tokenloom.tasks._image_tokens import (
 )
 from tokenloom.tasks._images import ImageInput
 from tokenloom.tasks._paths import every_path
+from tokenloom.tasks._settings import TransformerParts
 from tokenloom.tasks.base import Example, PreparedData, Prerequisite, Show, Task
 from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
@@ -64,7 +65,7 @@ CANDIDATES = 8
 
 
 @dataclass(frozen=True)
-class ImageGenerationSettings(ImageInput):
+class ImageGenerationSettings(TransformerParts, ImageInput):
     """Which images, how they are tokenized, and the sizes of the transformer."""
 
     group: ClassVar[str] = "Model"
@@ -212,8 +213,20 @@ class ImageGeneration(Task):
             self.classes = [] if s.unconditional else parts.train.classes
             rows, columns = self.tokenizer.grid
             self.model_config = ImageGPTConfig(
-                self.tokenizer.vocab_size, rows, columns, len(self.classes), s.width, s.depth, s.heads, s.dropout
+                self.tokenizer.vocab_size,
+                rows,
+                columns,
+                len(self.classes),
+                width=s.width,
+                depth=s.depth,
+                heads=s.heads,
+                dropout=s.dropout,
+                **s.parts(ImageGPTConfig),
             ).as_dict()
+            try:
+                self.build(0)
+            except ValueError as error:
+                raise UserError(str(error)) from error
         copies = s.augmentations_per_image or (COPIES if self.lossy else 1)
         train, val = self._samples(parts.train, copies), self._samples(parts.validation, 1)
         report = data_report(parts, self._report_rows(parts, copies))

@@ -115,7 +115,7 @@ class TextClassification(Classification, TextEncoderTask):
         s: TextClassificationSettings = self.settings
         if not self.counted:
             self.train_tokenizer(texts, held)
-            self.settle(len(self.classes), "class")
+            self.settle(len(self.classes), "cls")
             return
         if self._tokenizer is None:
             kind = "word" if s.tokenizer == "auto" else s.tokenizer
@@ -129,7 +129,7 @@ class TextClassification(Classification, TextEncoderTask):
         usual: dict[str, Any] = {"smoothing": SMOOTHING, "hide": HIDE, "grams": GRAMS, "dropout": DROPOUT}
         self.settings = replace(s, **{name: value for name, value in usual.items() if getattr(s, name) is None})
         super().settle(outputs, read)
-        self.model_config |= {"grams": self.settings.grams, "buckets": BUCKETS}
+        self.model_config |= {"ngram_features": self.settings.grams, "buckets": BUCKETS}
 
     def _samples(self, items: Sequence[Labeled], notes: list[str]) -> LabeledSamples:
         number = {label: n for n, label in enumerate(self.classes)}

@@ -374,7 +374,7 @@ class TextGeneration(TextDecoderTask):
             "bigram": Example(str(text), {"model": "bigram", "context": 16}, COUNTED),
             "rnn": Example(str(text), {**recurrent, "model": "rnn"}, {**RECURRENT, **AS_LSTM}),
             "lstm": Example(str(text), {**recurrent, "model": "lstm", "depth": 2}, RECURRENT),
-            "gru": Example(str(text), {**recurrent, "model": "gru", "carry": 0}, {**RECURRENT, **AS_LSTM}),
+            "gru": Example(str(text), {**recurrent, "model": "gru", "burn_in": 0}, {**RECURRENT, **AS_LSTM}),
         }
 
     def decoder(self, batch: Batch) -> StepModel:

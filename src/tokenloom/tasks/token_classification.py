@@ -136,7 +136,7 @@ class TokenClassification(TextEncoderTask):
             self.label_names = sorted(parts.train.labels() + parts.validation.labels())
         texts, held = ([f" {d.text}" for d in part.as_text().documents] for part in (parts.train, parts.validation))
         self.train_tokenizer(texts, held)
-        self.settle(len(self.label_names), "tokens")
+        self.settle(len(self.label_names), "none")
         notes: list[str] = []
         training = self._samples(parts.train, notes, "training: ")
         measured = self._samples(parts.validation, notes, "validation: ")

@@ -28,7 +28,7 @@ from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.pairs import pair_baseline
 from tokenloom.evaluation.translation import MISSING, corpus_scores
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
-from tokenloom.models.encoder_decoder import PRESETS, EncoderDecoder, EncoderDecoderConfig
+from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.protocols import StepModel
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
 from tokenloom.tasks._paths import every_path
@@ -160,7 +160,7 @@ class Translation(Seq2SeqTask):
     def _limit(self, coded: Sequence[Coded]) -> int:
         """Tokens that a side may have: of the model, where there is one; as asked; or what there are, within bounds."""
         if self.model_config:
-            return int(min(self.model_config["source_limit"], self.model_config["target_limit"])) - 1
+            return int(min(self.model_config["source_context"], self.model_config["target_context"])) - 1
         longest = max(max(len(one.source), len(one.target)) for one in coded)
         return self.settings.longest or min(longest, MOST_TOKENS)
 
@@ -211,15 +211,17 @@ class Translation(Seq2SeqTask):
         if s.preset == "classic" and s.dropout is None:
             dropout = 0.0
         parts: dict[str, Any] = (
-            PRESETS[s.preset] if s.model == "transformer" else {"attention": s.model == "rnn-attention"}
+            EncoderDecoderConfig.parts(s.preset)
+            if s.model == "transformer"
+            else {"attention": s.model == "rnn-attention"}
         )
         self.model_config = {
             "model": s.model,
-            "source_limit": limit,
-            "target_limit": limit,
-            "source_vocab": self.tokenizers[0].vocab_size,
-            "target_vocab": self.tokenizers[1].vocab_size,
-            "shared": s.vocabularies == "shared",
+            "source_context": limit,
+            "target_context": limit,
+            "source_vocab_size": self.tokenizers[0].vocab_size,
+            "target_vocab_size": self.tokenizers[1].vocab_size,
+            "shared_vocab": s.vocabularies == "shared",
             **chosen,
             "dropout": dropout,
             **parts,
@@ -236,7 +238,7 @@ class Translation(Seq2SeqTask):
             for name in ("width", "depth", "heads", "dropout")
             if name in self.model_config
         }
-        return {"model": self.model_config["model"], **sizes, "longest": self.model_config["target_limit"] - 1}
+        return {"model": self.model_config["model"], **sizes, "longest": self.model_config["target_context"] - 1}
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         s: TranslationSettings = self.settings
@@ -254,13 +256,13 @@ class Translation(Seq2SeqTask):
     @property
     def sequence(self) -> int:
         """Tokens of the longer side, at most."""
-        return int(max(self.model_config["source_limit"], self.model_config["target_limit"]))
+        return int(max(self.model_config["source_context"], self.model_config["target_context"]))
 
     def build(self, seed: int) -> nn.Module:
         sizes = {name: value for name, value in self.model_config.items() if name != "model"}
         if self.model_config["model"] == "transformer":
             return EncoderDecoder(EncoderDecoderConfig(**sizes), seed)
-        sizes = {name: value for name, value in sizes.items() if not name.endswith("_limit")}
+        sizes = {name: value for name, value in sizes.items() if not name.endswith("_context")}
         return RecurrentTranslator(RecurrentTranslatorConfig(**sizes), seed)
 
     def collate(self, samples: Sequence[Coded], moment: BatchContext) -> Batch:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tokenloom.errors import UserError
-from tokenloom.models.gpt import GPT, PRESETS, GPTConfig
+from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.tasks._lm_families.base import ModelFamily, ResolvedSizes, fitted_context, sliding
 from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks._text_generation_settings import TextGenerationSettings
@@ -41,22 +41,22 @@ class GPTFamily(ModelFamily):
 
     def check(self, settings: TextGenerationSettings) -> None:
         s = settings
-        if s.preset not in PRESETS:
-            raise UserError(f"--preset {s.preset}: no such preset{did_you_mean(s.preset, PRESETS)}")
+        if s.preset not in GPTConfig.presets:
+            raise UserError(f"--preset {s.preset}: no such preset{did_you_mean(s.preset, GPTConfig.presets)}")
         if s.preset == "classic" and s.window is not None:
             raise UserError(f"--window {s.window}: needs relative positions, which --preset classic does not have")
         size_preset(s.size)
 
     def settle(self, settings: TextGenerationSettings, tokens: int, vocab_size: int) -> ResolvedSizes:
         s, size = settings, size_preset(settings.size)
-        chosen = {name: getattr(s, name) or value for name, value in size.sizes.items()}
+        chosen: dict[str, Any] = {name: getattr(s, name) or value for name, value in size.sizes.items()}
         chosen["context"], note = fitted_context(s, chosen["context"], tokens)
         if chosen["width"] % chosen["heads"]:
             raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
         dropout = size.dropout if s.dropout is None else s.dropout
-        config = PRESETS[s.preset](vocab_size, *(chosen[k] for k in ("context", "width", "depth", "heads"))).as_dict()
+        config = GPTConfig(vocab_size=vocab_size, **chosen, **GPTConfig.parts(s.preset)).as_dict()
         config["dropout"] = 0.0 if s.preset == "classic" and s.dropout is None else dropout
-        config |= {"kv_heads": s.kv_heads, "window": s.window}
+        config |= {"kv_heads": s.kv_heads, "sliding_window": s.window}
         _try(config)
         return ResolvedSizes(config, {**chosen, "dropout": config["dropout"]}, note)
 
@@ -67,7 +67,7 @@ class GPTFamily(ModelFamily):
         return CHAPTER_RECIPE if settings.preset == "classic" else size_preset(settings.size).recipe
 
     def largest(self, config: dict[str, Any]) -> int | None:
-        return None if config["window"] is not None else int(config["context"])
+        return None if config["sliding_window"] is not None else int(config["context"])
 
     def running(self, model: nn.Module, ids: NDArray[np.int64]) -> Tensor:
         """A window mask carries its ring; any other model reads windows that overlap by half."""

@@ -30,8 +30,8 @@ class RecurrentFamily(ModelFamily):
         "lstm": "long short-term memory",
         "gru": "gated recurrent units",
     }
-    takes: ClassVar = frozenset({"size", "width", "depth", "dropout", "carry"})
-    shown: ClassVar = ("context", "carry", "width", "depth", "dropout")
+    takes: ClassVar = frozenset({"size", "width", "depth", "dropout", "burn_in"})
+    shown: ClassVar = ("context", "burn_in", "width", "depth", "dropout")
 
     def check(self, settings: TextGenerationSettings) -> None:
         size_preset(settings.size)
@@ -45,12 +45,12 @@ class RecurrentFamily(ModelFamily):
             "width": s.width or width,
             "depth": s.depth or depth,
             # As much again as gradients go back through, but no more than there is text.
-            "carry": min(context, max(0, tokens - context - 1)) if s.carry is None else s.carry,
+            "burn_in": min(context, max(0, tokens - context - 1)) if s.burn_in is None else s.burn_in,
             "dropout": DROPOUT.get(s.size, 0.0) if s.dropout is None else s.dropout,
         }
         # Few ids need no embedding: the first layer's map looks up a row for each.
         embedding = None if vocab_size <= chosen["width"] else chosen["width"]
-        config = RecurrentConfig(cell=s.model, vocab_size=vocab_size, embedding=embedding, **chosen)
+        config = RecurrentConfig(cell=s.model, vocab_size=vocab_size, embedding_dim=embedding, **chosen)
         return ResolvedSizes(config.as_dict(), chosen, note)
 
     def build(self, config: dict[str, Any], seed: int) -> RecurrentLM:
@@ -70,4 +70,4 @@ class RecurrentFamily(ModelFamily):
         }
 
     def lead(self, config: dict[str, Any]) -> int:
-        return int(config["carry"])
+        return int(config["burn_in"])

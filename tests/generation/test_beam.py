@@ -182,18 +182,18 @@ def test_no_new_tokens_and_no_prompts() -> None:
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
-        ({"width": 0}, "--beam"),
+        ({"num_beams": 0}, "--num-beams"),
         ({"max_new_tokens": -1}, "--max-new-tokens"),
-        ({"n_best": 4}, "--beam"),
-        ({"n_best": 0}, "--beam"),
-        ({"alpha": -0.5}, "--alpha"),
-        ({"alpha": math.nan}, "--alpha"),
-        ({"alpha": math.inf}, "--alpha"),
+        ({"n_best": 4}, "--num-beams"),
+        ({"n_best": 0}, "--num-beams"),
+        ({"length_penalty": -0.5}, "--length-penalty"),
+        ({"length_penalty": math.nan}, "--length-penalty"),
+        ({"length_penalty": math.inf}, "--length-penalty"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, float], flag: str) -> None:
     with pytest.raises(UserError, match=flag):
-        BeamOptions(**{"width": 3, "max_new_tokens": 5, **options})  # type: ignore[arg-type]
+        BeamOptions(**{"num_beams": 3, "max_new_tokens": 5, **options})  # type: ignore[arg-type]
 
 
 def test_an_empty_prompt_is_refused() -> None:

@@ -58,7 +58,7 @@ OPTIONS = [
 def test_it_is_the_plain_loop(memory: int, sampling: Sampling) -> None:
     model = TableModel.random(11, memory, sharpness=1)
     for seed in range(4):
-        request = Request([1, 2, 3, 4], 15, sampling, seed=seed, samples=2, end=(0,))
+        request = Request([1, 2, 3, 4], 15, sampling, seed=seed, num_samples=2, end=(0,))
         for index, result in enumerate(alone(model, request)):
             assert list(result.ids) == plain(model, request, index)
             assert result.log_probs == pytest.approx(one_by_one(model, [1, 2, 3, 4], list(result.ids)))
@@ -69,7 +69,7 @@ def mixed_requests() -> list[Request]:
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [2] * 12, [9]]
     ends = [(0,), (5, 6), (), (1,)]
     return [
-        Request(prompt, 6 + 5 * n, OPTIONS[n], seed=n % 2, samples=1 + n % 3, end=end)
+        Request(prompt, 6 + 5 * n, OPTIONS[n], seed=n % 2, num_samples=1 + n % 3, end=end)
         for n, (prompt, end) in enumerate(zip(prompts, ends, strict=True))
     ]
 
@@ -82,36 +82,36 @@ def test_a_batch_of_3_7_and_12_tokens_with_different_ends_is_as_alone(memory: in
     assert together == [alone(model, request) for request in requests]
     assert [len(samples) for samples in together] == [1, 2, 3, 1]
     for sampling in OPTIONS:
-        same = [Request(r.prompt, r.max_new_tokens, sampling, r.seed, r.samples, r.end) for r in requests]
+        same = [Request(r.prompt, r.max_new_tokens, sampling, r.seed, r.num_samples, r.end) for r in requests]
         assert generate_all(model, same) == [alone(model, request) for request in same]
 
 
 def test_many_samples_come_from_one_reading() -> None:
     model = TableModel.random(11, 3, sharpness=1)
-    results = alone(model, Request([1, 2, 3, 4, 5], 4, samples=6))
+    results = alone(model, Request([1, 2, 3, 4, 5], 4, num_samples=6))
     assert model.calls == [(1, 5), (6, 1), (6, 1), (6, 1)]
     assert len({result.ids for result in results}) > 3, "samples differ"
     model.calls.clear()
-    pair = generate_all(model, [Request([1, 2, 3], 2, samples=2), Request([5], 2, seed=3, samples=2)])
+    pair = generate_all(model, [Request([1, 2, 3], 2, num_samples=2), Request([5], 2, seed=3, num_samples=2)])
     assert model.calls == [(2, 3), (4, 1)]
-    assert pair[0] == alone(model, Request([1, 2, 3], 2, samples=2))
+    assert pair[0] == alone(model, Request([1, 2, 3], 2, num_samples=2))
 
 
 def test_the_state_is_forked_where_all_prompts_have_as_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     model, forks, plain_fork = TableModel.random(11), [], FakeState.repeat
     monkeypatch.setattr(FakeState, "repeat", lambda state, n: (forks.append(n), plain_fork(state, n))[1])
-    generate_all(model, [Request([1], 2, samples=3), Request([2], 2, samples=3)])
-    generate_all(model, [Request([1], 2, samples=3), Request([2], 2, samples=1)])
+    generate_all(model, [Request([1], 2, num_samples=3), Request([2], 2, num_samples=3)])
+    generate_all(model, [Request([1], 2, num_samples=3), Request([2], 2, num_samples=1)])
     generate_all(model, [Request([1], 2), Request([2], 2)])
     assert forks == [3]
 
 
 def test_a_sample_depends_on_seed_and_number_alone() -> None:
     model = TableModel.random(30, sharpness=0.5)
-    first = alone(model, Request([3], 20, seed=5, samples=3))
-    assert alone(model, Request([3], 20, seed=5, samples=1)) == first[:1]
-    assert alone(model, Request([3], 20, seed=5, samples=8))[:3] == first
-    others = alone(model, Request([3], 20, seed=6, samples=3))
+    first = alone(model, Request([3], 20, seed=5, num_samples=3))
+    assert alone(model, Request([3], 20, seed=5, num_samples=1)) == first[:1]
+    assert alone(model, Request([3], 20, seed=5, num_samples=8))[:3] == first
+    others = alone(model, Request([3], 20, seed=6, num_samples=3))
     assert not {result.ids for result in others} & {result.ids for result in first}
     assert alone(model, Request([3], 20, seed=5 + 2**32))[0] != first[0], "seeds of more than 32 bits count"
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def test_a_sample_depends_on_seed_and_number_alone() -> None:
 
 def test_samples_follow_the_model() -> None:
     model = TableModel.random(5, sharpness=1)
-    results = alone(model, Request([2], 1, samples=4000))
+    results = alone(model, Request([2], 1, num_samples=4000))
     counts = torch.bincount(torch.tensor([result.ids[0] for result in results]), minlength=5) / 4000
     assert float((counts - model.table[3].exp()).abs().max()) < 4 * math.sqrt(0.25 / 4000)
 
@@ -161,7 +161,7 @@ def test_the_order_of_events() -> None:
 
 def test_no_new_tokens() -> None:
     model = TableModel.random(4)
-    assert list(generate(model, [Request([1], 0, samples=2)])) == [
+    assert list(generate(model, [Request([1], 0, num_samples=2)])) == [
         Finished(0, 0, "length", 0),
         Finished(0, 1, "length", 0),
     ]
@@ -176,7 +176,7 @@ def test_no_new_tokens() -> None:
     [
         (Request([1], -1), "--max-new-tokens"),
         (Request([], 5), "prompt is empty"),
-        (Request([1], 5, samples=0), "--samples"),
+        (Request([1], 5, num_samples=0), "--num-samples"),
         (Request([1], 5, stop=[""]), "--stop"),
     ],
 )
@@ -213,10 +213,10 @@ def test_broken_logits_stop_with_step_and_device(sampling: Sampling, value: floa
 def test_only_what_can_matter_of_a_long_prompt_is_fed() -> None:
     model = TableModel.random(6, 3)
     prompt = [n % 6 for n in range(20)]
-    whole = alone(model, Request(prompt, 6, samples=2))
+    whole = alone(model, Request(prompt, 6, num_samples=2))
     model.context = 4
     model.calls.clear()
-    assert alone(model, Request(prompt, 6, samples=2)) == whole
+    assert alone(model, Request(prompt, 6, num_samples=2)) == whole
     assert model.calls[0] == (1, 4)
 
 
@@ -267,7 +267,7 @@ def test_half_a_character_is_never_shown() -> None:
 def test_each_sample_has_its_own_text() -> None:
     model = TableModel.random(3, sharpness=0.1)
     pieces = ["a", "b", "c"]
-    results = alone(model, Request([0], 12, samples=5, stop=["ca"]), lambda: PieceStream(pieces))
+    results = alone(model, Request([0], 12, num_samples=5, stop=["ca"]), lambda: PieceStream(pieces))
     for result in results:
         text = "".join(pieces[token] for token in result.ids)
         assert result.text == text.split("ca")[0]
@@ -278,7 +278,7 @@ def test_each_sample_has_its_own_text() -> None:
 def test_with_a_tokenizer_of_the_package() -> None:
     tokenizer = CharTokenizer.train("héllo wörld 🙂日本")
     model = TableModel.random(tokenizer.vocab_size, 3, sharpness=0.5)
-    request = Request([int(token) for token in tokenizer.encode("hé")], 40, samples=8, stop=["🙂", "l日"])
+    request = Request([int(token) for token in tokenizer.encode("hé")], 40, num_samples=8, stop=["🙂", "l日"])
     for result in generate_all(model, [request], tokenizer.stream)[0]:
         whole = tokenizer.decode(list(result.ids))
         assert result.text == min(whole.split("🙂")[0], whole.split("l日")[0], key=len)

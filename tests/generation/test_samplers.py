@@ -10,7 +10,7 @@ from tokenloom.errors import UserError
 from tokenloom.generation.sampling import (
     NonFiniteLogits,
     Sampling,
-    _pick_in_parallel,
+    _pick_torch,
     apply_temperature,
     draw,
     keep_min_p,
@@ -221,7 +221,7 @@ def test_both_roads_of_the_draw_agree() -> None:
     scores[7, 3], scores[9], scores[11, 22] = NAN, -INF, INF
     # 1.0 is what a u just below 1 becomes on a device that has float32 only.
     for u in [*edges(scores[0].exp().tolist()), 1.0]:
-        parallel = _pick_in_parallel(scores, [u] * 40).tolist()
+        parallel = _pick_torch(scores, [u] * 40).tolist()
         assert parallel == pick(scores, [u] * 40).tolist()
         assert [row for row in range(40) if parallel[row] < 0] == [7, 9, 11]
 
@@ -233,7 +233,7 @@ def test_a_sum_that_shrinks_by_rounding_lets_no_zero_in(monkeypatch: pytest.Monk
         moved = torch.tensor(error, dtype=torch.float64)
         monkeypatch.setattr(torch.Tensor, "cumsum", lambda *a, moved=moved, **k: plain_sum(*a, **k) + moved)
         for u in (0.0, 1e-4, 0.4985, 0.4991, 0.4999, 0.5, 0.5002, 0.9985, 0.9995, LAST_BELOW_1, 1.0):
-            assert int(_pick_in_parallel(logs(0.0, 0.5, 0.0, 0.5, 0.0), [u])) in (1, 3)
+            assert int(_pick_torch(logs(0.0, 0.5, 0.0, 0.5, 0.0), [u])) in (1, 3)
 
 
 def test_pick_goes_by_the_running_sum() -> None:
@@ -308,7 +308,7 @@ def test_half_precision_is_widened(dtype: torch.dtype) -> None:
         ({"temperature": NAN}, "--temperature"),
         ({"temperature": INF}, "--temperature"),
         ({"top_k": -1}, "--top-k"),
-        ({"top_k": 2.5}, "--top-k"),
+        ({"top_k": 2.5}, "top_k"),
         ({"top_p": 1.5}, "--top-p"),
         ({"top_p": -0.1}, "--top-p"),
         ({"top_p": NAN}, "--top-p"),
@@ -351,7 +351,7 @@ def test_the_rules_act_in_the_order_stated() -> None:
 
 def test_defaults_leave_the_distribution_alone() -> None:
     log_probs = normal(4, 6).log_softmax(-1)
-    assert Sampling().filtered(log_probs) is log_probs
+    assert Sampling().process(log_probs) is log_probs
     torch.testing.assert_close(Sampling().distribution(log_probs), log_probs)
 
 

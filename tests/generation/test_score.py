@@ -25,7 +25,7 @@ def random_pairs(vocab_size: int, count: int) -> list[tuple[list[int], list[int]
 def test_score_is_one_by_one(memory: int, chunk: int, batch: int) -> None:
     model = TableModel.random(7, memory)
     pairs = random_pairs(7, 10)
-    results = score_pairs(model, pairs, chunk=chunk, batch=batch)
+    results = score_pairs(model, pairs, chunk=chunk, batch_size=batch)
     for (prompt, continuation), result in zip(pairs, results, strict=True):
         assert result.log_probs == pytest.approx(one_by_one(model, prompt, continuation), abs=1e-12)
         assert len(result.log_probs) == len(continuation)

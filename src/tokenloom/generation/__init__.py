@@ -1,7 +1,4 @@
-"""Choosing tokens: sampling, greedy choice and beam search, streaming, and scoring of a given text.
-
-Everything works on `StepModel` of `tokenloom.models.protocols`, whatever the model is inside.
-"""
+"""Sampling, greedy decoding, beam search, streaming and scoring, for any `tokenloom.models.protocols.StepModel`."""
 
 from tokenloom.generation.beam_search import BeamOptions, Hypothesis, beam_search
 from tokenloom.generation.generate import (

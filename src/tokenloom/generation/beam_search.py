@@ -1,6 +1,6 @@
-"""Beam search: looking for the most likely continuation by keeping the few best beginnings.
+"""Beam search: the most likely continuation, found by keeping the best partial hypotheses at each step.
 
-Greedy choice is not optimal: the best first token may lead into poor company (Bishop & Bishop, section 12.3.2).
+Greedy decoding is not optimal: the best first token may have poor continuations (Bishop & Bishop, section 12.3.2).
 """
 
 import heapq
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenloom.config import flag
 from tokenloom.errors import UserError
-from tokenloom.generation.prefill import IDS, check_budget, check_prompts, prefill, require_finite
+from tokenloom.generation.prefill import IDS, check_max_new_tokens, check_prompts, prefill, require_finite
 from tokenloom.generation.sampling import top_k_mask, widen
 from tokenloom.models.protocols import StepModel, feed_device
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A continuation that a beam search found.
+    """A continuation found by beam search.
 
-    ids: its tokens, without the end token. end: the end token that closed it, None when it was cut at the limit.
-    log_prob: ln p of ids, and of the end token where there is one. length: how many tokens that counts.
-    score: log_prob / length^alpha, by which hypotheses are compared.
+    ids: its tokens, without the end token. end: the end token, None when the limit was reached. log_prob: ln p of ids
+    and the end token. length: number of tokens in log_prob. score: log_prob / length^length_penalty.
     """
 
     ids: tuple[int, ...]
@@ -35,46 +35,44 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """width: how many beginnings are kept. end: ids that close a hypothesis. n_best: how many to return.
+    """num_beams: partial hypotheses kept per prompt. end: ids that end a hypothesis. n_best: hypotheses to return.
 
-    alpha: how much of the length is divided out of a score; 0 compares probabilities, which favors short
-    texts, 1 compares averages a token. The power is that of Wu et al. (2016), section 7, without their offset of 5.
+    length_penalty: the exponent of the length that divides a score; 0 compares probabilities, which favors short
+    texts, 1 compares nats/token. As in Wu et al. (2016), section 7, without their offset of 5.
     """
 
-    width: int
+    num_beams: int
     max_new_tokens: int
     end: Collection[int] = ()
-    alpha: float = 1.0
+    length_penalty: float = 1.0
     n_best: int = 1
 
     def __post_init__(self) -> None:
-        check_budget(self.max_new_tokens)
-        if self.width < 1:
-            raise UserError(f"a beam of width {self.width} cannot search: give 1 (greedy) or more (--beam)")
-        if not 1 <= self.n_best <= self.width:
+        check_max_new_tokens(self.max_new_tokens)
+        if self.num_beams < 1:
+            raise UserError(f"{flag('num_beams')} {self.num_beams}: must be at least 1 (greedy)")
+        if not 1 <= self.n_best <= self.num_beams:
             raise UserError(
-                f"{self.n_best} results cannot come from a beam of width {self.width}:"
-                f" ask for 1 to {self.width}, or widen the beam (--beam)"
+                f"{flag('num_beams')} {self.num_beams}: gives 1 to {self.num_beams} results, not {self.n_best}"
             )
-        if not 0 <= self.alpha <= 10:
-            raise UserError(f"length normalization {self.alpha} must lie between 0 and 10 (--alpha)")
+        if not 0 <= self.length_penalty <= 10:
+            raise UserError(f"{flag('length_penalty')} {self.length_penalty}: must be from 0 to 10")
 
     def score(self, log_prob: float, length: int) -> float:
-        """log_prob / length^alpha."""
-        return log_prob / math.pow(length, self.alpha)
+        """Return log_prob / length^length_penalty."""
+        return log_prob / math.pow(length, self.length_penalty)
 
 
 @torch.inference_mode()
 def beam_search(model: StepModel, prompts: Sequence[IDS], options: BeamOptions) -> list[list[Hypothesis]]:
-    """The n best continuations of each prompt, best first (fewer where fewer are possible).
+    """Return the n best continuations of each prompt, best first (fewer where fewer are possible).
 
-    At each step the `width` best one-token extensions of a prompt's beam are kept; those that end with an end token
-    leave the beam but stay in the competition. A prompt is done when its beam is empty, at the limit of new tokens,
-    or when no continuation of what is in the beam could enter its n best any more. Ties go to the better parent, then
-    to the smaller id. Width 1 is greedy choice.
-    All prompts and beams go through the model as one batch, with its cache; each prompt gets what it would get alone.
+    At each step the `num_beams` best one-token extensions of a prompt's beams are kept; those that end with an end
+    token leave the beam but remain candidates. A prompt is done when its beam is empty, at the limit of new tokens, or
+    when no continuation of its beam can enter its n best. Ties go to the better parent, then to the smaller id. One
+    beam is greedy decoding. All prompts and beams are one batch; each prompt gets the same result as alone.
 
-    Raises UserError for an empty prompt or options out of range, NonFiniteLogits when the model breaks down.
+    Raises UserError for an empty prompt, NonFiniteLogits when the model's outputs are not finite.
     """
     ids = check_prompts(prompts)
     searches = [_Search(options) for _ in ids]
@@ -83,7 +81,7 @@ def beam_search(model: StepModel, prompts: Sequence[IDS], options: BeamOptions) 
     log_probs, state = prefill(model, ids)
     active, device = searches, feed_device(model)
     for length in range(1, options.max_new_tokens + 1):
-        width = min(options.width, log_probs.shape[-1])
+        width = min(options.num_beams, log_probs.shape[-1])
         values, tokens = _best_extensions(log_probs, width, length)
         parents: list[int] = []
         row = 0
@@ -103,11 +101,11 @@ def beam_search(model: StepModel, prompts: Sequence[IDS], options: BeamOptions) 
 
 
 def _best_extensions(log_probs: Tensor, k: int, step: int) -> tuple[list[list[float]], list[list[int]]]:
-    """The k best tokens of each row (B, vocab), by ascending id: their log-probabilities and ids, on the host."""
+    """Return log-probabilities and ids of the k best tokens of each row (B, vocab), by ascending id, on the host."""
     log_probs = widen(log_probs)
     require_finite(log_probs.amax(-1).tolist(), step, log_probs.device)
     keep = top_k_mask(log_probs, k)
-    # Exactly k a row are kept: write each to its rank, and all the others to a column that is thrown away.
+    # Exactly k per row: write each to its rank, and all others to an extra column that is dropped.
     rank = torch.where(keep, keep.cumsum(-1) - 1, k)
     places = torch.arange(log_probs.shape[-1], device=log_probs.device).expand_as(rank)
     ids = torch.empty(len(rank), k + 1, dtype=torch.int64, device=rank.device).scatter_(1, rank, places)[:, :k]
@@ -116,14 +114,14 @@ def _best_extensions(log_probs: Tensor, k: int, step: int) -> tuple[list[list[fl
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    """A beginning: its tokens and ln p of them."""
+    """A partial hypothesis: its tokens and their ln p."""
 
     ids: tuple[int, ...]
     log_prob: float
 
 
 class _Search:
-    """The search for one prompt: the beginnings that go on, best first, and the n best hypotheses so far."""
+    """The search for one prompt: its beam, best first, and the n best finished hypotheses."""
 
     def __init__(self, options: BeamOptions) -> None:
         self.options = options
@@ -131,7 +129,7 @@ class _Search:
         self.done: list[Hypothesis] = []
 
     def extend(self, values: list[list[float]], tokens: list[list[int]], length: int) -> list[int]:
-        """Replace the beam by its best extensions, now `length` tokens long; returns the old beam each came from."""
+        """Replace the beam by its best extensions of `length` tokens; return the index of each one's parent."""
         candidates = (
             (-(beam.log_prob + value), parent, token)
             for parent, beam in enumerate(self.live)
@@ -140,7 +138,7 @@ class _Search:
         )
         live: list[_Beam] = []
         parents: list[int] = []
-        for cost, parent, token in heapq.nsmallest(self.options.width, candidates):
+        for cost, parent, token in heapq.nsmallest(self.options.num_beams, candidates):
             before = self.live[parent].ids
             if token in self.options.end:
                 self._finish(before, token, -cost, length)
@@ -160,9 +158,9 @@ class _Search:
         del self.done[self.options.n_best :]
 
     def _settled(self) -> bool:
-        """Whether nothing in the beam can still enter the n best.
+        """Return whether nothing in the beam can still enter the n best.
 
-        ln p only falls from here on, and is divided by max_new_tokens^alpha at most: that bounds every score to come.
+        ln p only decreases, and is divided by max_new_tokens^length_penalty at most, which bounds every later score.
         """
         if not self.live or len(self.done) < self.options.n_best:
             return False

@@ -1,4 +1,4 @@
-"""How likely a model finds a text that is given: log-probabilities of a continuation after a prompt."""
+"""Scoring: log-probabilities of a given continuation after a prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from tokenloom.models.protocols import StepModel, feed_device
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """log_probs: ln p of each token of the continuation, in nats, given the prompt and the tokens before it."""
+    """log_probs: ln p of each token of the continuation, given the prompt and the tokens before it."""
 
     log_probs: tuple[float, ...]
 
     @property
     def total(self) -> float:
-        """ln p of the whole continuation."""
+        """Return ln p of the whole continuation."""
         return sum(self.log_probs)
 
     @property
     def average(self) -> float:
-        """Nats a token; exp(−average) is the perplexity."""
+        """Return the mean ln p per token; exp(−average) is the perplexity."""
         return self.total / len(self.log_probs)
 
 
@@ -36,24 +36,24 @@ def score(model: StepModel, prompt: IDS, continuation: IDS, *, chunk: int = 512)
 
 @torch.inference_mode()
 def score_pairs(
-    model: StepModel, pairs: Sequence[tuple[IDS, IDS]], *, chunk: int = 512, batch: int = 32
+    model: StepModel, pairs: Sequence[tuple[IDS, IDS]], *, chunk: int = 512, batch_size: int = 32
 ) -> list[Score]:
-    """Score several (prompt, continuation) pairs, in their order.
+    """Score several (prompt, continuation) pairs, in order.
 
-    Texts are fed `chunk` tokens at a time to `batch` rows at a time: neither changes the result, only memory, of
-    which batch × chunk × vocab numbers are needed at once. Raises UserError for an empty prompt or continuation,
-    NonFiniteLogits when the model breaks down.
+    chunk, batch_size: tokens and rows fed at once, which affect memory (batch_size × chunk × vocab numbers) but not the
+    result. Raises UserError for an empty prompt or continuation, NonFiniteLogits when the model's outputs are not
+    finite.
     """
-    if chunk < 1 or batch < 1:
-        raise ValueError(f"chunk and batch must be at least 1, not {chunk} and {batch}")
+    if chunk < 1 or batch_size < 1:
+        raise ValueError(f"chunk and batch_size must be at least 1, not {chunk} and {batch_size}")
     if model.context is not None:
         chunk = min(chunk, max(model.context, 1))
     texts = [_checked(prompt, continuation) for prompt, continuation in pairs]
     scores: list[Score | None] = [None] * len(texts)
-    # Rows of like lengths go together, so that little is padding.
+    # Texts of similar lengths share a batch, which reduces padding.
     order = sorted(range(len(texts)), key=lambda index: len(texts[index][0]))
-    for first in range(0, len(order), batch):
-        part = order[first : first + batch]
+    for first in range(0, len(order), batch_size):
+        part = order[first : first + batch_size]
         values = _score_batch(model, [texts[index][0] for index in part], part, chunk)
         for index, row in zip(part, values, strict=True):
             scores[index] = Score(tuple(row[texts[index][1] - 1 :]))
@@ -61,7 +61,7 @@ def score_pairs(
 
 
 def _checked(prompt: IDS, continuation: IDS) -> tuple[tuple[int, ...], int]:
-    """The whole text, and how many of its tokens are the prompt."""
+    """Return the whole text, and the length of the prompt."""
     start = check_prompt(prompt, "the prompt")
     if not len(continuation):
         raise UserError("the continuation is empty: there is no token to score")
@@ -71,7 +71,7 @@ def _checked(prompt: IDS, continuation: IDS) -> tuple[tuple[int, ...], int]:
 def _score_batch(
     model: StepModel, texts: Sequence[tuple[int, ...]], which: Sequence[int], chunk: int
 ) -> list[list[float]]:
-    """ln p of every token but the first of each text; a text that has ended leaves the batch."""
+    """Return ln p of every token except the first of each text. Finished texts leave the batch."""
     device = feed_device(model)
     state = model.init_state(len(texts), which)
     rows = list(range(len(texts)))
@@ -92,8 +92,8 @@ def _score_batch(
 
 
 def _gather(log_probs: Tensor, targets: Tensor, counts: Tensor | None, place: int) -> list[list[float]]:
-    """ln p of the targets (B, N), as lists without the padding."""
-    # 0 × the maximum is NaN where a row holds NaN or infinity, and 0 elsewhere.
+    """Return ln p of the targets (B, N), as lists without padding."""
+    # 0 × maximum is NaN where a row contains NaN or infinity, and 0 elsewhere.
     chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     checked = chosen + 0 * log_probs.amax(-1)
     lengths = [targets.shape[1]] * len(targets) if counts is None else counts.tolist()

@@ -1,85 +1,85 @@
-"""Text that is safe to send while tokens still come: whole characters only, and nothing of a stop string."""
+"""Streaming: text that can be emitted while tokens are generated, without partial characters or stop strings."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from tokenloom.config import flag
 from tokenloom.errors import UserError
 
 
 class TokenStream(Protocol):
-    """Turns ids into text one by one, holding back what is not a whole character yet (a tokenizer's `stream()`)."""
+    """Decodes ids one at a time, buffering incomplete characters (a tokenizer's `stream()`)."""
 
     def push(self, token: int, /) -> str:
-        """The text that this id completes."""
+        """Return the text that this id completes."""
         ...
 
     def finish(self) -> str:
-        """What is left when no more ids come."""
+        """Return the rest of the text."""
         ...
 
 
 def check_stops(stops: Sequence[str]) -> tuple[str, ...]:
-    """The stop strings as a tuple; raises UserError for an empty one, which would stop before the first token."""
+    """Return the stop strings as a tuple. Raises UserError for an empty one."""
     if isinstance(stops, str):
-        raise ValueError("stop strings come as a sequence of strings, not as one string")
+        raise ValueError("stop strings must be a sequence of strings, not one string")
     if any(not stop for stop in stops):
-        raise UserError("a stop string is empty: give at least one character (--stop)")
+        raise UserError(f"{flag('stop')}: a stop string needs at least one character")
     return tuple(stops)
 
 
 class TextStreamer:
-    """Text from ids, cut before the first stop string.
+    """Decodes ids to text up to the first stop string.
 
-    The text ends where the stop string that is *complete* first begins (the longest of them, when several end at the
-    same character), however the text was cut into tokens. What could still become a stop string is held back until
-    it is known.
+    The text ends where the stop string that is *complete* first begins (the longest, when several end at the same
+    character), however the text is tokenized. What may still become a stop string is buffered.
     """
 
     def __init__(self, stream: TokenStream, stop: Sequence[str] = ()) -> None:
         self._stream = stream
         self._stops = check_stops(stop)
-        self._held = ""
+        self._pending = ""
         self._stopped = False
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has come. Nothing more is sent then."""
+        """Whether a stop string was found. Nothing is emitted after it."""
         return self._stopped
 
     def push(self, token: int) -> str:
-        """Take one more id; returns the text that may be sent now, often none."""
+        """Take one id; return the text that can be emitted now, possibly none."""
         if self._stopped:
             return ""
-        return self._safe(self._stream.push(token))
+        return self._release(self._stream.push(token))
 
     def finish(self) -> str:
-        """The text still held back, when no more ids come; it holds no stop string either."""
+        """Return the buffered rest of the text, up to a stop string."""
         if self._stopped:
             return ""
-        sent = self._safe(self._stream.finish())
-        held, self._held = self._held, ""
-        return sent + held
+        sent = self._release(self._stream.finish())
+        pending, self._pending = self._pending, ""
+        return sent + pending
 
-    def _safe(self, text: str) -> str:
+    def _release(self, text: str) -> str:
         if not self._stops or not text:
             return text
-        text = self._held + text
+        text = self._pending + text
         cut = self._first_stop(text)
         if cut is None:
             cut = len(text) - self._possible_start(text)
-            self._held = text[cut:]
+            self._pending = text[cut:]
         else:
             self._stopped = True
-            self._held = ""
+            self._pending = ""
         return text[:cut]
 
     def _first_stop(self, text: str) -> int | None:
-        """Where the stop string that is complete first begins. A string's first place is also where it ends first."""
-        places = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
-        return min(places)[1] if places else None
+        """Return the start of the stop string that is complete first, or None."""
+        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(matches)[1] if matches else None
 
     def _possible_start(self, text: str) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
+        """Return how many of the last characters may begin a stop string."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         for size in range(longest, 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):

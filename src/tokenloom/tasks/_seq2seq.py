@@ -151,7 +151,7 @@ class Seq2SeqTask(Task):
     def _search(self, sources: Sequence[Ids], beam: int, length_penalty: float) -> list[Hypothesis]:
         target, limit = self.tokenizers[1], self.model_config["target_context"]
         decoder: StepModel = self.decoder(Batch({"source": self.source_stream(sources)}).to(self.device))
-        options = BeamOptions(beam, limit, end=(target.specials[END],), alpha=length_penalty)
+        options = BeamOptions(beam, limit, end=(target.specials[END],), length_penalty=length_penalty)
         # The id after all those that are predicted opens a target.
         return [best for best, *_ in beam_search(decoder, [[target.vocab_size]] * len(sources), options)]
 

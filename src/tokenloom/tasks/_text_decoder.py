@@ -225,7 +225,7 @@ class TextDecoderTask(Task):
         return () if end is None else (end,)
 
     def _beam(self, model: StepModel, starts: Sequence[list[int]], o: GenerateOptions) -> list[str]:
-        options = BeamOptions(o.beam, o.max_new_tokens, end=self._ends(), alpha=o.length_penalty)
+        options = BeamOptions(o.beam, o.max_new_tokens, end=self._ends(), length_penalty=o.length_penalty)
         texts = []
         for best, *_ in beam_search(model, starts, options):
             streamer = TextStreamer(self.tokenizer.stream(), tuple(o.stop))

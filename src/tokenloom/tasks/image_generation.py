@@ -429,7 +429,7 @@ class ImageGeneration(Task):
         columns = self.tokenizer.grid[1]
         requests = [
             # Other seeds than those of the tokens below, which must not repeat these draws.
-            Request((start, *given.ids), columns, sampling, seed + 2**96, samples=CANDIDATES)
+            Request((start, *given.ids), columns, sampling, seed + 2**96, num_samples=CANDIDATES)
             for start, seed in zip(starts, seeds, strict=True)
         ]
         drawn = [np.array([one.ids for one in made], dtype=np.int64) for made in generate_all(decoder, requests)]

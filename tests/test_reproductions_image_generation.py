@@ -1,4 +1,4 @@
-"""Long reproductions of making pictures, on mnist-5k: figures that the defaults reach by themselves."""
+"""Long reproductions of image generation on mnist-5k, with the default settings."""
 
 import resource
 import time
@@ -33,7 +33,7 @@ def seconds() -> float:
 
 
 def reader(pixels: NDArray[np.uint8], labels: NDArray[np.int64], steps: int = 1200) -> Read:
-    """A small convolutional network that learns classes from real pictures, slightly changed each time."""
+    """A small convolutional network that learns classes from real images, slightly changed each time."""
     torch.manual_seed(0)
     side = pixels.shape[-1] // 4
     model = nn.Sequential(
@@ -62,35 +62,35 @@ def reader(pixels: NDArray[np.uint8], labels: NDArray[np.int64], steps: int = 12
 
 
 def share_read(task: ImageGeneration, read: Read, count: int, **options: Any) -> tuple[float, NDArray[np.uint8], Any]:
-    """The share of pictures in which the class that was asked for is read; the pictures, and their classes."""
+    """The share of images in which the class that was asked for is read; the images, and their classes."""
     pixels, names = task.generate(count, **options)
     labels = np.array([task.classes.index(name) for name in names])
     return float((read(pixels) == labels).mean()), pixels, labels
 
 
 def learnt_from(pixels: NDArray[np.uint8], labels: NDArray[np.int64], held: Any) -> float:
-    """Accuracy on real pictures of a support-vector machine that was trained on others."""
+    """Accuracy on real images of a support-vector machine that was trained on others."""
     svm = pytest.importorskip("sklearn.svm").SVC(C=10, gamma=0.02)
     svm.fit(pixels.reshape(len(pixels), -1) / 255.0, labels)
     return float(svm.score(held.pixels.reshape(len(held), -1) / 255.0, held.labels))
 
 
 def completed(task: ImageGeneration, parts: Any, count: int = 40) -> tuple[float, float]:
-    """Mean squared errors of lower halves that were held out: of the mean of 16 completions, and of the picture of the
+    """Mean squared errors of lower halves that were held out: of the mean of 16 completions, and of the image of the
     training part whose upper half is nearest."""
     half = parts.train.pixels.shape[2] // 2
     known = parts.train.pixels / 255.0
     ours, theirs = [], []
-    for picture in parts.validation.pixels[:: len(parts.validation) // count][:count]:
-        wanted = picture[:, half:] / 255.0
-        made, _ = task.generate(16, complete=picture[:, :half])
-        nearest = np.square(known[:, :, :half] - picture[:, :half] / 255.0).sum((1, 2, 3)).argmin()
+    for image in parts.validation.pixels[:: len(parts.validation) // count][:count]:
+        wanted = image[:, half:] / 255.0
+        made, _ = task.generate(16, complete=image[:, :half])
+        nearest = np.square(known[:, :, :half] - image[:, :half] / 255.0).sum((1, 2, 3)).argmin()
         ours.append(float(np.square(made[:, :, half:].mean(0) / 255.0 - wanted).mean()))
         theirs.append(float(np.square(known[nearest, :, half:] - wanted).mean()))
     return float(np.mean(ours)), float(np.mean(theirs))
 
 
-def pictures_a_second(task: ImageGeneration, count: int) -> float:
+def images_per_second(task: ImageGeneration, count: int) -> float:
     """Made at once."""
     began = time.process_time()
     task.generate(count)
@@ -113,7 +113,7 @@ def measured_codes(run: Path) -> dict[str, float]:
     found["guided"], pixels, labels = share_read(task, read, 1000, **guided)
     found["guided_svm"] = learnt_from(pixels, labels, parts.validation)
     found["completion"], found["nearest"] = completed(task, parts)
-    found["pictures_a_second"] = pictures_a_second(task, 100)
+    found["images_per_second"] = images_per_second(task, 100)
     return found
 
 
@@ -137,7 +137,7 @@ def measured_pixels(run: Path) -> dict[str, float]:
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
     found = {name: task.evaluate()[name] for name in ("bits_per_token", "unigram_bits", "neighbor_bits")}
-    found["pictures_a_second"] = pictures_a_second(task, 20)
+    found["images_per_second"] = images_per_second(task, 20)
     return found
 
 
@@ -153,7 +153,7 @@ def test_pixels(tmp_path: Path) -> None:
 
 
 def measured_small(run: Path) -> float:
-    """The share of small pictures in which the class is read that was asked for."""
+    """The share of small images in which the class is read that was asked for."""
     task = tokenloom.load(run)
     assert isinstance(task, ImageGeneration)
     parts = split(read_images("mnist-5k", task.image_format))

@@ -1,4 +1,4 @@
-"""Long reproductions on pictures, run apart: pytest -m slow tests/test_reproductions_images.py.
+"""Long reproductions on images, run apart: pytest -m slow tests/test_reproductions_images.py.
 
 Processor seconds are those of one thread; budgets are minutes of two cores.
 """
@@ -73,7 +73,7 @@ def test_fashion_mnist_by_the_defaults(tmp_path: Path) -> None:
 
 
 def of_size(folder: Path, n: int) -> tuple[str, str]:
-    """mnist-5k as folders of pictures: n to train, the first n / 10 of each class, and the 1,000 that validate."""
+    """mnist-5k as folders of images: n to train, the first n / 10 of each class, and the 1,000 that validate."""
     from PIL import Image
 
     from tokenloom.data.images import read_images
@@ -88,11 +88,11 @@ def of_size(folder: Path, n: int) -> tuple[str, str]:
     return str(folder / "train"), str(folder / "held")
 
 
-def test_against_the_number_of_pictures(tmp_path: Path) -> None:
-    """The weaker inductive bias of the transformer is seen where pictures are few, and fades towards 4,000.
+def test_against_the_number_of_images(tmp_path: Path) -> None:
+    """The weaker inductive bias of the transformer is seen where images are few, and fades towards 4,000.
 
-    Pictures as they are, since changed ones teach what convolutions know beforehand; the same number of steps and
-    pictures a step for both, whatever the number of pictures.
+    No augmentation, which would teach what convolutions have built in; the same number of steps and
+    images a step for both, whatever the number of images.
     """
     as_they_are = {"translate": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
     rows = []
@@ -103,7 +103,7 @@ def test_against_the_number_of_pictures(tmp_path: Path) -> None:
             out = tmp_path / str(n) / model
             row.append(trained(data, out, model=model, validation=held, steps=800, batch_size=64, **as_they_are)[1])
         rows.append(row)
-        print("pictures, vit, cnn:", *row)
+        print("images, vit, cnn:", *row)
     gaps = [cnn - vit for _, vit, cnn in rows]
     assert gaps[0] > 0.03
     assert gaps[0] > 2 * gaps[-1]

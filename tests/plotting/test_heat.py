@@ -25,5 +25,5 @@ def test_an_alignment_shows_its_weights_and_its_tokens(tmp_path: Path, dark: boo
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot write the picture"):
+    with pytest.raises(UserError, match="cannot be written"):
         draw_alignment(["a"], ["b"], [[1.0]], tmp_path / "none" / "a.png")

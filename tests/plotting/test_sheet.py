@@ -1,4 +1,4 @@
-"""A sheet of pictures: where each stands, and what its pixels are."""
+"""A sheet of images: the place and the pixels of each."""
 
 from pathlib import Path
 
@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from tokenloom.errors import UserError
-from tokenloom.plotting import image_grid as sheet
+from tokenloom.plotting import image_grid
 from tokenloom.plotting.image_grid import GAP, LINE, draw_sheet
 
 
-def test_each_picture_stands_in_its_place(tmp_path: Path) -> None:
+def test_each_image_is_in_its_place(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
-    pictures = np.stack([np.full((1, 28, 28), value, dtype=np.uint8) for value in (0, 100, 200)])
-    assert draw_sheet(
-        pictures, tmp_path / "new" / "sheet.png", captions=["0", "one", "a very long caption indeed"]
-    ) == (2, 2)
+    images = np.stack([np.full((1, 28, 28), value, dtype=np.uint8) for value in (0, 100, 200)])
+    assert draw_sheet(images, tmp_path / "new" / "sheet.png", captions=["0", "one", "a very long caption indeed"]) == (
+        2,
+        2,
+    )
     drawn = np.asarray(image.open(tmp_path / "new" / "sheet.png"))
     side = 4 * 28
     assert drawn.shape == (2 * (side + GAP + LINE) + GAP, 2 * (side + GAP) + GAP, 3)
@@ -40,10 +41,10 @@ def test_captions_in_any_script_that_there_is_a_font_for(tmp_path: Path) -> None
     assert first.min() < 128
 
 
-def test_many_pictures_are_shown_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four pictures on 400 pixels in all are 10 pixels high each."""
+def test_many_images_are_shown_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four images on 400 pixels in all are 10 pixels high each."""
     image = pytest.importorskip("PIL.Image")
-    monkeypatch.setattr(sheet, "MOST_PIXELS", 400)
+    monkeypatch.setattr(image_grid, "MAX_PIXELS", 400)
     draw_sheet(np.zeros((4, 1, 5, 5), dtype=np.uint8), tmp_path / "s.png")
     assert image.open(tmp_path / "s.png").size == (2 * (10 + GAP) + GAP,) * 2
 
@@ -55,5 +56,5 @@ def test_colors_stay_and_a_bad_path_is_told(tmp_path: Path) -> None:
     draw_sheet(red, tmp_path / "red.png")
     assert tuple(np.asarray(image.open(tmp_path / "red.png"))[50, 50]) == (255, 0, 0)
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(UserError, match=r"cannot write the picture .*file is a file"):
+    with pytest.raises(UserError, match=r"cannot write the figure .*file is a file"):
         draw_sheet(red, tmp_path / "file" / "red.png")

@@ -11,8 +11,8 @@ import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.data.images import read_images
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines import svm as vectors
-from tokenloom.evaluation.baselines.svm import block, support_vector_accuracy, values_of
+from tokenloom.evaluation.baselines import svm
+from tokenloom.evaluation.baselines.svm import block_size, image_features, svm_accuracy
 from tokenloom.inspection.attention import rollout
 from tokenloom.plotting import loss_curve as curves
 from tokenloom.plotting.overlay import draw_overlays
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "run", Path(data)
 
 
-def test_a_newcomers_folder_is_learnt_and_used(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_classes_is_learned_and_used(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder, data = run
     task: Any = tokenloom.load(folder)
     assert isinstance(task, ImageClassification)
@@ -51,8 +51,8 @@ def test_a_newcomers_folder_is_learnt_and_used(run: tuple[Path, Path], capsys: p
     assert {"confusion.png", "confusion-dark.png", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
 
 
-def test_use_sees_what_training_saw(run: tuple[Path, Path]) -> None:
-    """Training-time = serving-time preprocessing: files one by one are the pictures that were read as data."""
+def test_prediction_reads_images_as_training_does(run: tuple[Path, Path]) -> None:
+    """Files read one by one equal the images read as data."""
     task: Any = tokenloom.load(run[0])
     data = read_images(str(run[1]))
     pixels = task.read_files([str(run[1] / id) for id in data.ids])
@@ -140,7 +140,7 @@ def test_rollout_by_hand() -> None:
     torch.testing.assert_close(rollout([first, swap])[0], torch.tensor([[0.75, 0.25], [0.75, 0.25]]))
 
 
-def test_an_overlay_shows_picture_and_maps(tmp_path: Path) -> None:
+def test_an_overlay_shows_image_and_maps(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
     weights = [[0.0, 0.5], [0.25, 1.0]]
     figure = draw_overlays(pixels, {"one": weights}, tmp_path / "o.png", title="cat $5", dark=True)
@@ -151,42 +151,42 @@ def test_an_overlay_shows_picture_and_maps(tmp_path: Path) -> None:
     assert second.get_xlabel() == "0.000 to 1.000"
 
 
-def test_the_simple_method_learns() -> None:
+def test_the_baseline_learns() -> None:
     random = np.random.Generator(np.random.Philox(0))
     labels = np.arange(60) % 2
     pixels = (random.integers(0, 100, (60, 1, 4, 4)) + 100 * labels[:, None, None, None]).astype(np.uint8)
-    found = support_vector_accuracy(pixels[:40], labels[:40], pixels[40:], labels[40:])
+    found = svm_accuracy(pixels[:40], labels[:40], pixels[40:], labels[40:])
     assert found is not None
     assert found[0] >= 0.95
-    assert support_vector_accuracy(pixels[:4:2], labels[:4:2], pixels, labels) is None
-    # The same again is not fitted again; one other label is another question.
+    assert svm_accuracy(pixels[:4:2], labels[:4:2], pixels, labels) is None
+    # Cached by all data: another label is another key.
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(vectors, "_fitted", lambda *given: (0.0, 0.0, 0.0))
-        assert support_vector_accuracy(pixels[:40], labels[:40], pixels[40:], labels[40:]) == found
-        assert support_vector_accuracy(pixels[:40], 1 - labels[:40], pixels[40:], labels[40:]) == (0.0, 0.0, 0.0)
-        vectors._known.popitem()
+        patched.setattr(svm, "_fit", lambda *given: (0.0, 0.0, 0.0))
+        assert svm_accuracy(pixels[:40], labels[:40], pixels[40:], labels[40:]) == found
+        assert svm_accuracy(pixels[:40], 1 - labels[:40], pixels[40:], labels[40:]) == (0.0, 0.0, 0.0)
+        svm._results.popitem()
 
 
-def test_without_the_simple_method_the_report_says_so(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "find_spec", lambda name: None)
+def test_without_the_baseline_the_report_says_so(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svm, "find_spec", lambda name: None)
     lines = ImageClassification().prepare(str(run[1])).lines
     assert ["tokenloom[digits]" in line for line in lines if line.startswith("baseline")] == [True]
     monkeypatch.undo()
     assert not any(line.startswith("baseline") for line in ImageClassification().prepare(str(run[1])).lines)
 
 
-def test_large_pictures_are_averaged_for_the_simple_method() -> None:
+def test_large_images_are_averaged_for_the_baseline() -> None:
     """32 × 32 in color stay as they are, and 65 × 33 gray; 65 × 65 in color are averaged over 3 × 3."""
-    assert (block((3, 32, 32)), block((1, 65, 33)), block((3, 65, 65))) == (1, 1, 3)
+    assert (block_size((3, 32, 32)), block_size((1, 65, 33)), block_size((3, 65, 65))) == (1, 1, 3)
     pixels = np.zeros((1, 3, 65, 65), dtype=np.uint8)
     pixels[0, 1, :3, :3] = np.arange(0, 90, 10).reshape(3, 3)
     pixels[0, 2, 63:, 63:] = 255
-    values = values_of(pixels).reshape(3, 22, 22)
+    values = image_features(pixels).reshape(3, 22, 22)
     assert values[1, 0, 0] == pytest.approx(40 / 255)
     assert values[2, 21, 21] == pytest.approx(1)
     assert values.sum() == pytest.approx(1 + 40 / 255)
     small = np.arange(4, dtype=np.uint8).reshape(1, 1, 2, 2)
-    np.testing.assert_allclose(values_of(small), np.arange(4)[None] / 255, rtol=1e-6)
+    np.testing.assert_allclose(image_features(small), np.arange(4)[None] / 255, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_stage_comes_first_and_a_run_in_its_place_makes_none(runs: Path, tmp_p
 def test_encoding_says_how_far_it_is(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pictures that are encoded by codes that are there already; quietly where that is asked for."""
+    """Images encoded by an existing tokenizer show progress, but not with --quiet."""
     monkeypatch.setattr(waiting, "PATIENCE", 0.0)
     monkeypatch.setattr(_image_tokens, "CHUNK", 10)
     words = ["train", str(runs / "bars"), "--task", "image-generation", "--image-tokenizer", str(runs / "vq-tokenizer")]
@@ -142,7 +142,7 @@ def test_a_run_with_another_tokenizer_is_refused(runs: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("run", ["pixels", "vq"])
-def test_a_sheet_of_pictures(run: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sheet_of_images(run: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sheet.png"
     words = [
         "generate",
@@ -297,7 +297,7 @@ def test_what_cannot_be_made_is_refused(runs: Path, tmp_path: Path, capsys: pyte
     assert not (tmp_path / "x.png").exists()
 
 
-def test_a_larger_picture_is_completed_as_it_would_be_read(
+def test_a_larger_image_is_completed_as_it_would_be_read(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the same proportions, it is brought to the size of the run, which is told."""
@@ -345,7 +345,7 @@ def test_settings_that_cannot_be(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_another_task_or_for_other_pictures_is_no_tokenizer(
+def test_a_run_of_another_task_or_for_other_images_is_no_tokenizer(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", str(runs / "bars"), "--task", "image-generation", "--out", str(tmp_path / "run"), "-q"]

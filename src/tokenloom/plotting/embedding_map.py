@@ -1,4 +1,4 @@
-"""Words as a map: those that are used alike lie near each other."""
+"""Embeddings as a two-dimensional map."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def draw_map(
 ) -> Figure:
     """Draw labeled points (n, 2) with equal scales on both axes, write the PNG and return the figure.
 
-    Labels come in order of importance: one that would cover an earlier label is left out, and its point stays.
-    Raises UserError without matplotlib and for a path that cannot be written.
+    labels: in order of importance; one that would cover an earlier one is left out, its point is not. Raise UserError
+    without matplotlib and for a path that cannot be written.
     """
     look = style.palette(dark)
     figure = style.new_figure(8, 7)

@@ -114,20 +114,20 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def place_of(path: str | Path) -> Path:
-    """Where a picture is going to be, looked at before it is made, which may take minutes.
+    """Return the path of a figure, checked before it is drawn, which may take minutes.
 
-    Raises UserError for a folder, for a name that ends as another kind of file does, and below what is no folder.
+    Raise UserError for a folder, for another suffix than .png, and below a file.
     """
     path = Path(path)
     if path.suffix.lower() not in ("", ".png"):
-        raise UserError(f"{path}: pictures are written as PNG; give a name that ends in .png")
+        raise UserError(f"{path}: figures are written as PNG; give a name that ends in .png")
     above = next((folder for folder in path.parents if folder.exists()), Path())
     reason = "it is a folder" if path.is_dir() else None if above.is_dir() else f"{above} is a file"
     if reason is not None:
-        raise UserError(f"cannot write the picture {path}: {reason}")
+        raise UserError(f"cannot write the figure {path}: {reason}")
     return path
 
 
 def write_png(raw: bytes, path: Path) -> None:
-    """Write a picture, whole or not at all. Raises UserError where the place cannot be written."""
+    """Write a figure atomically. Raise UserError where it cannot be written."""
     write_bytes(path, raw)

@@ -23,7 +23,7 @@ from tokenloom.data.report import data_report
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines.svm import MOST, block, support_vector_accuracy, why_no_machine
+from tokenloom.evaluation.baselines.svm import MAX_IMAGES, block_size, svm_accuracy, svm_missing
 from tokenloom.inspection.attention import image_attention
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
@@ -151,7 +151,7 @@ class ImageClassification(Classification):
         self.settings = self.settings.with_default_augmentation(strength)
         height, width = self.patches.patch_size
         tokens = {"tokens": f"{self.patches.num_patches} per image, patches of {height} × {width} pixels"}
-        report = data_report(parts, (tokens if s.model == "vit" else {}) | why_no_machine())
+        report = data_report(parts, (tokens if s.model == "vit" else {}) | svm_missing())
         train, val = self._samples(parts.train), self._samples(parts.validation)
         return PreparedData(train, val, report.lines(), report.as_dict())
 
@@ -311,13 +311,13 @@ class ImageClassification(Classification):
         train, val = material.training, material.validation
         assert isinstance(train, ImageSamples)
         assert isinstance(val, ImageSamples)
-        if (found := support_vector_accuracy(train.pixels, train.labels, val.pixels, val.labels)) is None:
+        if (found := svm_accuracy(train.pixels, train.labels, val.pixels, val.labels)) is None:
             return None
         accuracy, C, scale = found
         note = f"C = {C:g}, γ = {scale:g} times scikit-learn's default, chosen on a fifth of the training images"
-        if len(train) > MOST:
-            note += f"; trained on {MOST:,} of {len(train):,} images"
-        if (side := block(train.pixels.shape)) > 1:
+        if len(train) > MAX_IMAGES:
+            note += f"; trained on {MAX_IMAGES:,} of {len(train):,} images"
+        if (side := block_size(train.pixels.shape)) > 1:
             note += f"; pixels averaged over {side} × {side}"
         return Baseline("support-vector machine on pixels", accuracy, "accuracy", note, "accuracy")
 

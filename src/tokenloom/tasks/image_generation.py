@@ -27,7 +27,7 @@ from tokenloom.generation import Request, Sampling, generate_all
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.image_gpt import ClassifierFreeGuidance, ImageGPT, ImageGPTConfig
 from tokenloom.models.protocols import StepModel
-from tokenloom.plotting.image_grid import MOST, draw_sheet
+from tokenloom.plotting.image_grid import MAX_IMAGES, draw_sheet
 from tokenloom.plotting.style import place_of
 from tokenloom.runs.folder import load
 from tokenloom.tasks._image_tokens import (
@@ -112,7 +112,7 @@ class ImageGenerationSettings(TransformerParts, ImageInput):
 class GenerateOptions(Options):
     """What is generated, and how each token is sampled."""
 
-    num_images: int = option(16, "number of images, or of completions of one", low=1, high=MOST)
+    num_images: int = option(16, "number of images, or of completions of one", low=1, high=MAX_IMAGES)
     out: str = option("sheet.png", "PNG to write")
     class_name: str | None = option(None, "class of the images [default: all in turn]")
     guidance_scale: float = option(1.0, "classifier-free guidance: 1 is none, more follows the class closer", low=0)
@@ -391,7 +391,7 @@ class ImageGeneration(Task):
         for what this run cannot generate.
         """
         # Check the ranges; only a sheet limits the number of images.
-        GenerateOptions(num_images=min(num_images, MOST), guidance_scale=guidance_scale)
+        GenerateOptions(num_images=min(num_images, MAX_IMAGES), guidance_scale=guidance_scale)
         classes = self._classes(num_images, class_name, in_turn=complete is None)
         self._check_guidance(guidance_scale, classes)
         given = None if complete is None else encode_upper_half(complete, self.tokenizer, self.image_format)

@@ -21,7 +21,7 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.vqvae import VQVAE, VQVAEConfig
 from tokenloom.nn.vector_quantizer import kmeans, perplexity, sums_by
-from tokenloom.plotting.image_grid import MOST, draw_sheet
+from tokenloom.plotting.image_grid import MAX_IMAGES, draw_sheet
 from tokenloom.plotting.style import place_of
 from tokenloom.tasks._images import ImageInput
 from tokenloom.tasks._paths import STEPWISE, every_path
@@ -57,7 +57,7 @@ class ImageTokenizerSettings(ImageInput):
 class ReconstructOptions(Options):
     """Which images are encoded and decoded."""
 
-    num_images: int = option(16, "number of validation images", low=1, high=MOST // 2)
+    num_images: int = option(16, "number of validation images", low=1, high=MAX_IMAGES // 2)
     out: str = option("sheet.png", "PNG to write: each image beside its reconstruction")
 
 

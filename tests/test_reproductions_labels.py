@@ -114,7 +114,7 @@ def test_with_a_hundred_labels_unlabeled_texts_help(tmp_path: Path) -> None:
     for seed in range(5):
         chosen = np.random.default_rng(seed).permutation(len(parts.train.items))[:100]
         few = tmp_path / f"few{seed}.csv"
-        write_table(few, [parts.training.items[place] for place in chosen])
+        write_table(few, [parts.train.items[place] for place in chosen])
         common = {"validation": str(held), "batch_size": 16, "eval_every": 1_000, "threads": 1, "seed": seed}
         without, _ = trained(str(few), **common, **sizes, steps=200, vocab_size=2_000)
         with_body, _ = trained(str(few), **common, steps=800, lr=0.001, freeze="backbone", init_from=str(body))

@@ -116,7 +116,8 @@ def _choose(data: DataSet, keys: SplitKeys, fraction: float, seed: int) -> Sides
         for id, content, size in zip(keys.order or keys.ids, keys.content, keys.sizes, strict=True):
             first_id[content] = min(first_id.get(content, id), id)
             sizes[content] += size
-        how, chosen = f"whole {keys.noun}s", choose_by_size(sizes, first_id, fraction, seed)
+        how = f"{keys.noun}s grouped by {keys.content_name}" if keys.content_name else f"whole {keys.noun}s"
+        chosen = choose_by_size(sizes, first_id, fraction, seed)
     return finish(data.name, keys, side_of(keys, chosen), f"{how}, by a hash with seed {seed}", notes)
 
 

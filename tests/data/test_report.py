@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.images import of_arrays
+from tokenloom.data.images import from_arrays
 from tokenloom.data.labeled import Labeled, LabeledData
 from tokenloom.data.report import data_report
 from tokenloom.data.split import Split, split
@@ -110,7 +110,7 @@ def test_the_report_on_labeled_texts() -> None:
 
 def test_the_report_on_images() -> None:
     pixels = np.arange(15, dtype=np.uint8).reshape(-1, 1, 1, 1)
-    data = of_arrays(pixels, [f"p{n}" for n in range(15)], np.array([0] * 5 + [1] * 10), ["a", "b"])
+    data = from_arrays(pixels, [f"p{n}" for n in range(15)], np.array([0] * 5 + [1] * 10), ["a", "b"])
     assert data_report(split(data)).lines()[1:] == [
         "training:   12 images",
         "validation: 3 images",

@@ -12,7 +12,7 @@ import pytest
 
 from tokenloom.data.conll import Sentence, TaggedData, read_tagged
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.images import ImageData, of_arrays, read_images
+from tokenloom.data.images import ImageData, from_arrays, read_images
 from tokenloom.data.labeled import Labeled, LabeledData, read_labeled
 from tokenloom.data.pairs import Pair, PairData, read_pairs
 from tokenloom.data.report import data_report
@@ -251,7 +251,7 @@ def test_a_single_class_is_refused() -> None:
 def numbered(labels: list[int], classes: list[str], first: int = 0) -> ImageData:
     """Images of one pixel each, with different values."""
     pixels = np.arange(first, first + len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
-    return of_arrays(pixels, [f"p{first + n}" for n in range(len(labels))], np.array(labels), classes)
+    return from_arrays(pixels, [f"p{first + n}" for n in range(len(labels))], np.array(labels), classes)
 
 
 def test_a_fraction_of_each_class_validates() -> None:
@@ -372,7 +372,7 @@ def images(n: int, classes: int = 3, groups: Sequence[str] = ()) -> ImageData:
     pixels = np.array([draw.randrange(200) for _ in range(n)], dtype=np.uint8).reshape(n, 1, 1, 1)
     labels = np.array([draw.randrange(classes) if classes else -1 for _ in range(n)])
     names = [f"c{i}" for i in range(classes)]
-    return replace(of_arrays(pixels, [f"p{i}" for i in range(n)], labels, names, groups), name="p")
+    return replace(from_arrays(pixels, [f"p{i}" for i in range(n)], labels, names, groups), name="p")
 
 
 def labels_of(n: int) -> LabeledData:

@@ -294,7 +294,7 @@ def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp
 def test_a_damaged_file_to_predict_is_named(run: tuple[Path, Path], tmp_path: Path) -> None:
     task: Any = tokenloom.load(run[0])
     (tmp_path / "page.png").write_text("<html>")
-    with pytest.raises(UserError, match=r"page.png': no picture of a known kind"):
+    with pytest.raises(UserError, match=r"page.png': no image of a known format"):
         task.predict(str(tmp_path / "page.png"))
     with pytest.raises(UserError, match="No such file"):
         task.predict(str(tmp_path / "none.png"))

@@ -8,7 +8,7 @@ import pytest
 
 import tokenloom
 from tokenloom.cli.main import main
-from tokenloom.data.image_files import ImageFormat
+from tokenloom.data.image_decoding import ImageFormat
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
 from tokenloom.runs.session import begin

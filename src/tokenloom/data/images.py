@@ -1,13 +1,12 @@
-"""Pictures: a folder a class, a table of paths and labels, a flat folder, or a built-in set.
+"""Image data: a folder per class, a table of paths and labels, a flat folder, or a built-in set.
 
-    data = read_pictures("mnist-5k")
-    data.pixels      # (n, C, H, W) uint8, all of one size and mode
-    data.ids         # a name for each, the same from one reading to the next
-    data.labels      # (n,) int64, places in data.classes; −1 for a picture without a class
-    data.form        # size, mode, background: `decode(bytes, data.form)` gives another picture the same way
-    split_pictures(data)  # see `picture_split.py`
+    data = read_images("mnist-5k")
+    data.pixels        # (n, C, H, W) uint8, all of one size and color mode
+    data.ids           # a name per image, the same at every reading
+    data.labels        # (n,) int64, indices into data.classes; −1 for an image without a class
+    data.image_format  # `decode(bytes, data.image_format)` gives another image in the same format
 
-What cannot be read is named before anything is trained, and left out only when that is asked for.
+Corrupt files are named before training starts, and left out only with `skip_corrupt`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,16 @@ from numpy.typing import NDArray
 
 from tokenloom.data import registry as recipes
 from tokenloom.data.documents import DataSet, Facts, SplitKeys
-from tokenloom.data.image_decoding import check_memory, decode_all
-from tokenloom.data.image_files import ENDINGS, ImageFormat, Pixels, background_color, pillow, refitted
+from tokenloom.data.image_decoding import (
+    ENDINGS,
+    ImageFormat,
+    Pixels,
+    background_color,
+    check_memory,
+    convert,
+    decode_all,
+    pillow,
+)
 from tokenloom.data.labeled import LABELS, LabelColumns, beginning_of_table, called, read_labeled
 from tokenloom.data.report import class_rows
 from tokenloom.data.samples import Keys, fingerprint_of, generator_for
@@ -42,11 +49,10 @@ _COLUMN_OPTIONS = "--image-column, --label-column and --header"
 
 @dataclass(frozen=True)
 class ImageData(DataSet):
-    """Pictures of one size and mode, in reading order.
+    """Images of one size and color mode, in reading order.
 
-    pixels: (n, C, H, W). ids: n names. labels: (n,), places in `classes`, −1 for none. classes: sorted; one whose
-    folder holds no picture keeps its place, so that numbers never shift. groups: pictures of one group belong on one
-    side of a split; empty for none. form: what they were brought to, which is settled.
+    pixels: (n, C, H, W). ids: n names. labels: (n,), indices into `classes`, −1 for none. classes: sorted; one without
+    images keeps its number. groups: images of one group belong on one side of a split; empty for none.
     """
 
     default_fraction: ClassVar[float] = 0.2  # A fifth of the 5,000 images of mnist-5k are 1,000.
@@ -55,7 +61,7 @@ class ImageData(DataSet):
     ids: Sequence[str]
     labels: NDArray[np.int64]
     classes: list[str]
-    form: ImageFormat
+    image_format: ImageFormat
     groups: Sequence[str] = ()
 
     def __len__(self) -> int:
@@ -79,8 +85,10 @@ class ImageData(DataSet):
 
     def numbered_like(self, train: Self) -> Self:
         """See `DataSet.numbered_like`. Images of a class that training lacks get the label −1, and count as wrong."""
-        if self.form.shape != train.form.shape:
-            raise ValueError(f"validation images {self.form.shape} beside training images {train.form.shape}")
+        if self.image_format.shape != train.image_format.shape:
+            raise ValueError(
+                f"validation images {self.image_format.shape} beside training images {train.image_format.shape}"
+            )
         number = {label: place for place, label in enumerate(train.classes)}
         new = np.array([number.get(label, -1) for label in self.classes], dtype=np.int64)
         labels = np.where(self.labels < 0, -1, new[self.labels]) if len(new) else self.labels
@@ -100,12 +108,12 @@ class ImageData(DataSet):
             if label >= 0 or train[label] or held[label]
         }
         memory = self.pixels.nbytes + validation.pixels.nbytes
-        _, H, W = self.form.shape
-        rows = [("images", f"{W} × {H} pixels, {self.form.mode}; {memory / 1e6:,.1f} MB")]
+        _, H, W = self.image_format.shape
+        rows = [("images", f"{W} × {H} pixels, {self.image_format.color_mode}; {memory / 1e6:,.1f} MB")]
         if self.classes:
             rows += class_rows(counts, names[majority], share)
         values = {
-            "form": self.form.as_dict(),
+            "image_format": self.image_format.as_dict(),
             "counts": counts,
             "majority": names[majority],
             "majority_share": share,
@@ -116,7 +124,7 @@ class ImageData(DataSet):
 
 @dataclass(frozen=True)
 class ImageSamples:
-    """Pictures to be trained on or measured with; the key is the place. `take` gives (pixels, labels)."""
+    """Images for training or evaluation; the key is the index. `take` returns (pixels, labels)."""
 
     pixels: Pixels
     labels: NDArray[np.int64]
@@ -137,18 +145,18 @@ class ImageSamples:
         return fingerprint_of((self.pixels, self.labels))
 
 
-def of_arrays(
+def from_arrays(
     pixels: Pixels, ids: Sequence[str], labels: NDArray[np.int64], classes: list[str], groups: Sequence[str] = ()
 ) -> ImageData:
-    """Pictures that are there as an array already, as a built-in set has them."""
+    """Return images of an array."""
     _, C, H, W = pixels.shape
-    form = ImageFormat((H, W), "gray" if C == 1 else "rgb")
-    return ImageData(pixels, ids, labels.astype(np.int64), classes, form, groups)
+    image_format = ImageFormat((H, W), "gray" if C == 1 else "rgb")
+    return ImageData(pixels, ids, labels.astype(np.int64), classes, image_format, groups)
 
 
 @dataclass
 class _Found:
-    """Files to be decoded: (id, path, label or None), the classes that there are, and what was noticed."""
+    """Files to be decoded: (id, path, label or None), the classes, and what was noticed."""
 
     files: list[tuple[str, Path, str | None]]
     classes: list[str]
@@ -158,32 +166,31 @@ class _Found:
 
 def read_images(
     source: str,
-    form: ImageFormat | None = None,
+    image_format: ImageFormat | None = None,
     *,
     columns: LabelColumns | None = None,
     skip_corrupt: bool | None = False,
 ) -> ImageData:
-    """Pictures from whatever `source` names.
+    """Read images.
 
     - a built-in data set that holds such;
-    - a folder in which each folder is a class: every picture below it is a sample;
-    - a folder of pictures, which then have no class;
-    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` with a path and a label a row, the paths from where the table lies.
+    - a folder with one folder per class;
+    - a folder of images, without classes;
+    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` with a path, relative to the table, and a label per row.
 
-    form: what is None in it is found: the size that all share, if they do and it is not large, and gray if none has
-    color. skip_corrupt: leave out pictures that cannot be read instead of refusing all; None refuses, and
-    offers no option.
+    image_format: what is None in it is decided from the files (see `image_decoding.settle`). skip_corrupt: leave out
+    corrupt files instead of raising; with None the message of the error suggests no option.
 
-    Raises UserError, naming the files, for broken pictures, and where there are none.
+    Raises UserError, naming the files, for corrupt images, and where there are none.
     """
-    form = form or ImageFormat()
+    image_format = image_format or ImageFormat()
     if source in recipes.names():
         if columns not in (None, LabelColumns()):
             raise UserError(f"{source} is a built-in data set: {_COLUMN_OPTIONS} do not apply to it")
-        return _in_form(recipes.load_as(source, ImageData, "pictures"), form)
+        return _in_form(recipes.load_as(source, ImageData, "images"), image_format)
     path = Path(source)
     if not source or not os.path.lexists(path):
-        raise UserError(no_such(source) if source else "the pictures have no name: give a folder or a table")
+        raise UserError(no_such(source) if source else "no image data given: give a folder or a table")
     if path.is_dir():
         if columns not in (None, LabelColumns()):
             raise UserError(f"{shown_path(source)} is a folder: {_COLUMN_OPTIONS} do not apply to it")
@@ -192,31 +199,31 @@ def read_images(
         found = _table(path, columns or LabelColumns())
     else:
         raise UserError(
-            f"{shown_path(source)}: pictures are read from a folder, or from a table (.csv, .tsv, .jsonl) of paths and"
+            f"{shown_path(source)}: images are read from a folder, or from a table (.csv, .tsv, .jsonl) of paths and"
             " labels"
         )
     name = printable_path(path.resolve().name or source)
-    return _decoded(found, form, name, skip_corrupt)
+    return _decoded(found, image_format, name, skip_corrupt)
 
 
 def looks_like_images(source: str) -> str | None:
-    """Why these data look like pictures, in a few words, or None. Looks at names, and at the beginning of a table."""
+    """Return why these data look like images, or None. Reads file names, and the beginning of a table."""
     if source in recipes.names():
-        return "pictures" if recipes.find(source).holds is ImageData else None
+        return "images" if recipes.find(source).holds is ImageData else None
     path = Path(source)
     text, titles = beginning_of_table(path)
     if called(PATHS, titles) and called(LABELS, titles) and any(ending in text.lower() for ending in ENDINGS):
-        return "a table of pictures, with a column of labels"
+        return "a table of images with a column of labels"
     if not path.is_dir():
         return None
-    seen = pictures = 0
+    seen = images = 0
     for relative, problem in walk(path):
         if problem is None:
             seen += 1
-            pictures += Path(relative).suffix.lower() in ENDINGS
+            images += Path(relative).suffix.lower() in ENDINGS
             if seen >= 200:
                 break
-    return "a folder of pictures" if 2 * pictures > seen else None
+    return "a folder of images" if 2 * images > seen else None
 
 
 # Finding files.
@@ -229,7 +236,7 @@ def _folder(root: Path) -> _Found:
     for relative, problem in sorted(walk(root), key=lambda found: Path(found[0]).parts):
         name = printable_path(relative)
         if problem is None and Path(relative).suffix.lower() not in ENDINGS:
-            problem = f"no picture ({Path(relative).suffix.lower() or 'a name without ending'})"
+            problem = f"no image ({Path(relative).suffix.lower() or 'a name without ending'})"
         if problem is not None:
             skipped.append((name, problem))
         else:
@@ -239,23 +246,23 @@ def _folder(root: Path) -> _Found:
     )
     if len(folders) > 1 and set(map(str.casefold, folders)) <= _PARTS:
         raise UserError(
-            f"{shown_path(str(root))}: its folders are called {some(folders)}, which are parts and no classes: give"
+            f"{shown_path(str(root))}: its folders are called {some(folders)}, which are parts and not classes: give"
             f" {root / folders[0]} as the data, and another with --val-data"
         )
     if not inside and not outside:
         reasons = f": {some((f'{name} ({reason})' for name, reason in skipped), 3)}" if skipped else ""
-        raise UserError(f"{shown_path(str(root))}: holds no pictures{reasons}")
+        raise UserError(f"{shown_path(str(root))}: contains no images{reasons}")
     if not inside:
         return _Found([(name, path, None) for name, path in outside], [], skipped)
     found = _Found([(name, path, name.split("/")[0]) for name, path in inside], folders, skipped)
     if outside:
         names = some((name for name, _ in outside), _SHOWN)
-        found.notes.append(f"left out {counted(len(outside), 'picture')} that lies in no class folder: {names}")
+        found.notes.append(f"left out {counted(len(outside), 'image')} outside of class folders: {names}")
     return found
 
 
 def _table(path: Path, columns: LabelColumns) -> _Found:
-    """A picture a row; a path that comes again with the same label counts once."""
+    """Read a table of one image per row; a repeat of a path with the same label counts once."""
     data = read_labeled(str(path), columns=replace(columns, texts=PATHS))
     files: dict[tuple[str, str], tuple[str, Path, str | None]] = {}
     paths, repeats = set[str](), []
@@ -273,18 +280,18 @@ def _table(path: Path, columns: LabelColumns) -> _Found:
     return _Found(list(files.values()), data.classes, list(data.skipped), notes)
 
 
-def _decoded(found: _Found, form: ImageFormat, name: str, skip_corrupt: bool | None) -> ImageData:
+def _decoded(found: _Found, image_format: ImageFormat, name: str, skip_corrupt: bool | None) -> ImageData:
     pillow()
-    background_color(form.background)
-    read = decode_all([(id, path) for id, path, _ in found.files], form)
-    if read.broken:
-        listed = some((f"{id} ({reason})" for id, reason in read.broken), _SHOWN)
-        what = f"{len(read.broken):,} of {counted(len(found.files), 'picture')} cannot be read: {listed}"
-        if len(read.broken) == len(found.files):
+    background_color(image_format.background_color)
+    read = decode_all([(id, path) for id, path, _ in found.files], image_format)
+    if read.corrupt:
+        listed = some((f"{id} ({reason})" for id, reason in read.corrupt), _SHOWN)
+        what = f"{len(read.corrupt):,} of {counted(len(found.files), 'image')} cannot be read: {listed}"
+        if len(read.corrupt) == len(found.files):
             raise UserError(f"{name}: {what}")
         if not skip_corrupt:
             raise UserError(f"{name}: {what}" + ("" if skip_corrupt is None else "; --skip-corrupt leaves them out"))
-    gone = {id for id, _ in read.broken}
+    gone = {id for id, _ in read.corrupt}
     files = [file for file in found.files if file[0] not in gone]
     number = {label: place for place, label in enumerate(found.classes)}
     labels = np.array([-1 if label is None else number[label] for _, _, label in files], dtype=np.int64)
@@ -293,19 +300,23 @@ def _decoded(found: _Found, form: ImageFormat, name: str, skip_corrupt: bool | N
         ids=[id for id, _, _ in files],
         labels=labels,
         classes=found.classes,
-        form=read.form,
+        image_format=read.image_format,
         name=name,
-        skipped=[*read.broken, *found.skipped],
+        skipped=[*read.corrupt, *found.skipped],
         notes=[*found.notes, *read.notes, *_doubtful_classes(found.classes, labels)],
     )
 
 
-def _in_form(data: ImageData, form: ImageFormat) -> ImageData:
-    """A built-in set in the form that is asked for."""
-    background_color(form.background)
-    settled = replace(form, size=form.size or data.form.size, mode=form.mode or data.form.mode)
+def _in_form(data: ImageData, image_format: ImageFormat) -> ImageData:
+    """Convert a built-in set to a format."""
+    background_color(image_format.background_color)
+    settled = replace(
+        image_format,
+        size=image_format.size or data.image_format.size,
+        color_mode=image_format.color_mode or data.image_format.color_mode,
+    )
     check_memory(len(data), settled)
-    return replace(data, pixels=refitted(data.pixels, settled), form=settled)
+    return replace(data, pixels=convert(data.pixels, settled), image_format=settled)
 
 
 def _doubtful_classes(classes: list[str], labels: NDArray[np.int64]) -> list[str]:
@@ -313,4 +324,4 @@ def _doubtful_classes(classes: list[str], labels: NDArray[np.int64]) -> list[str
     empty = [label for label, n in zip(classes, counts, strict=True) if n == 0]
     if not empty:
         return []
-    return [f"no picture in {counted(len(empty), 'class', 'classes')}, whose number stays taken: {some(empty)}"]
+    return [f"{counted(len(empty), 'class', 'classes')} without images, which keep their numbers: {some(empty)}"]

@@ -1,7 +1,7 @@
-"""Samples: what a task learns from, as something that can be counted, ordered and taken by key.
+"""Samples: what a task trains and evaluates on, counted, ordered and read by key.
 
-A key names a sample for good. The order in which an epoch visits the samples is a pure function of (samples, seed,
-epoch), so a process that knows the step knows which samples to read, and reads no others.
+A key identifies a sample. The order of an epoch is a pure function of (samples, seed, epoch), so that a process that
+knows the step knows which samples to read, and reads no others.
 """
 
 from __future__ import annotations
@@ -19,61 +19,61 @@ Keys = NDArray[np.int64]
 
 
 class Run(Protocol):
-    """A run of ids that need not be in memory: like an array of one dimension, as far as `TextWindows` needs it."""
+    """A sequence of ids that need not be in memory: the part of a one-dimensional array that `TextWindows` uses."""
 
     def __len__(self) -> int:
-        """How many ids there are."""
+        """Return the number of ids."""
         ...
 
     def __getitem__(self, index: NDArray[np.int64], /) -> NDArray[Any]:
-        """The ids at some places, in the shape of `index`."""
+        """Return the ids at some positions, in the shape of `index`."""
         ...
 
     def fingerprint(self) -> str:
-        """A hash of all the ids, which need not be read for it."""
+        """Return a hash of all ids, which need not be read for it."""
         ...
 
 
 class Samples(Protocol):
-    """Anything that can be trained on or evaluated.
+    """What can be trained on or evaluated.
 
-    Samples whose lengths differ may also have `lengths(keys)`, an array of int64: see `Batches`.
+    Samples of different lengths may also have `lengths(keys)`, an array of int64: see `Batches`.
     """
 
     def __len__(self) -> int:
-        """How many samples one epoch visits."""
+        """Return the number of samples of one epoch."""
         ...
 
     def epoch(self, seed: int, epoch: int) -> Keys:
-        """The keys of one epoch of training, in order; always len(self) of them."""
+        """Return the len(self) keys of one training epoch, in order."""
         ...
 
     def all(self) -> Keys:
-        """The keys that cover everything once, in the natural order: what evaluation visits."""
+        """Return the keys that cover everything once, in reading order, for evaluation."""
         ...
 
     def take(self, keys: Keys) -> Any:
-        """The samples with these keys, in the form that the task's `collate` wants."""
+        """Return the samples with these keys, as the task's `collate` takes them."""
         ...
 
     def fingerprint(self) -> str:
-        """A hash of all that the samples hold: training is only resumed with the very data it began with."""
+        """Return a hash of the content: training resumes only with the same data."""
         ...
 
 
 def generator_for(*numbers: int) -> np.random.Generator:
-    """A random generator that is a pure function of some numbers: (seed, epoch), (seed, step, sample), …
+    """Return a random generator that is a pure function of some numbers: (seed, epoch), (seed, step, sample), …
 
     Different numbers, and different counts of numbers, give independent generators.
     """
-    # A list of numbers would not do: SeedSequence fills it up with zeros, and (1, 2) would be (1, 2, 0).
+    # Not a list of numbers: SeedSequence pads it with zeros, so that (1, 2) would equal (1, 2, 0).
     packed = b"".join((n & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little") for n in numbers) + b"\1"
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(packed, "little"))))
 
 
 def fingerprint_of(value: Any) -> str:
-    """A hash of what a value holds: texts, bytes, numbers, arrays and tensors, and lists, tuples, mappings and
-    dataclasses of these. Raises TypeError for anything else."""
+    """Return a hash of a value: texts, bytes, numbers, arrays and tensors, and lists, tuples, mappings and dataclasses
+    of these. Raises TypeError for anything else."""
     digest = hashlib.sha256()
     _feed(digest, value)
     return digest.hexdigest()
@@ -100,13 +100,13 @@ def _feed(digest: Any, value: Any) -> None:
         kind, raw = type(value).__name__, repr(value).encode()
     else:
         raise TypeError(f"no way to hash the content of a {type(value).__name__}: give these samples a fingerprint()")
-    # Kind and length keep ("ab", "c") apart from ("a", "bc"), and 1 from "1".
+    # Kind and length distinguish ("ab", "c") from ("a", "bc"), and 1 from "1".
     digest.update(f"{kind}:{len(raw)}:".encode() + raw)
 
 
 @dataclass(frozen=True)
 class ListSamples:
-    """Samples that are simply there, one after the other; the key is the index."""
+    """Samples in a list; the key is the index."""
 
     items: Sequence[Any]
 
@@ -123,19 +123,19 @@ class ListSamples:
         return [self.items[int(key)] for key in keys]
 
     def fingerprint(self) -> str:
-        """See `Samples`. Items of a kind that `fingerprint_of` does not know need a subclass with its own."""
+        """See `Samples`. Items of a type that `fingerprint_of` cannot hash need a subclass with its own."""
         return fingerprint_of(list(self.items))
 
 
 @dataclass(frozen=True)
 class TextWindows:
-    """Windows of `context` tokens, each with its next token, over one long run of ids. The key is the start.
+    """Windows of `context` tokens, each with its next token, over one sequence of ids. The key is the start.
 
     Training epochs cut the ids at a random offset, so that windows differ from epoch to epoch, and visit each window
-    once, in an order over the whole run; that takes 16 bytes of memory a window, and reads none of the ids. Evaluation
-    cuts at 0, and its last window may be short: every token but the very first is a target once.
+    once in random order; this takes 16 bytes of memory per window, and reads no ids. Evaluation cuts at 0, and its last
+    window may be short: every token except the first is a target once.
 
-    lead: each window comes with so many tokens before it; before the beginning of the run stands its end.
+    lead: number of tokens before each window that are read with it; before the first token stands the end.
     """
 
     ids: NDArray[Any] | Run
@@ -144,23 +144,23 @@ class TextWindows:
 
     def __post_init__(self) -> None:
         if len(self.ids) < 2 or self.context < 1:
-            raise ValueError(f"{len(self.ids)} tokens in windows of {self.context} hold nothing to predict")
+            raise ValueError(f"{len(self.ids)} tokens in windows of {self.context} have no targets")
 
     def __len__(self) -> int:
-        # One fewer than fit, so that the cut can be anywhere and their number never changes.
+        # One fewer than fit, so that the offset is free and the number is the same in every epoch.
         return max(1, (len(self.ids) - 1) // self.context - 1)
 
     def epoch(self, seed: int, epoch: int) -> Keys:
         random = generator_for(seed, epoch)
-        room = max(0, len(self.ids) - 1 - len(self) * self.context)
-        shift = int(random.integers(room + 1))
+        slack = max(0, len(self.ids) - 1 - len(self) * self.context)
+        shift = int(random.integers(slack + 1))
         return shift + random.permutation(len(self)).astype(np.int64) * self.context
 
     def all(self) -> Keys:
         return np.arange(0, len(self.ids) - 1, self.context, dtype=np.int64)
 
     def take(self, keys: Keys) -> NDArray[np.int64]:
-        """(B, lead + context + 1) ids; past the end of the text, −1."""
+        """Return (B, lead + context + 1) ids; −1 past the end of the text."""
         index = keys[:, None] + np.arange(-self.lead, self.context + 1)
         last = len(self.ids) - 1
         index[index < 0] %= last + 1
@@ -172,3 +172,61 @@ class TextWindows:
     def fingerprint(self) -> str:
         ids = self.ids if isinstance(self.ids, np.ndarray) else self.ids.fingerprint()
         return fingerprint_of((self.context, ids, self.lead) if self.lead else (self.context, ids))
+
+
+class DocumentChunks:
+    """Documents of ids, each cut into chunks of at most `size` ids. The key is the index of the first id, counted over
+    all documents.
+
+    Evaluation cuts every document at 0, size, 2·size … A training epoch shifts the cuts of each document longer than a
+    chunk at random, so that chunks differ from epoch to epoch; the first two then may overlap, so that all are full and
+    no id is lost.
+
+    Raises ValueError without any id, and for a size below 1.
+    """
+
+    def __init__(self, documents: Sequence[NDArray[Any]], size: int) -> None:
+        nonempty = [document for document in documents if len(document)]
+        if not nonempty or size < 1:
+            raise ValueError(f"{len(nonempty)} documents in chunks of {size} are empty")
+        self.ids, self.size = np.concatenate(nonempty), size
+        self.ends = np.cumsum([len(document) for document in nonempty])
+        lengths = np.diff(self.ends, prepend=0)
+        counts = -(-lengths // size)
+        self._document = np.repeat(np.arange(len(nonempty)), counts)
+        self._number = np.arange(len(self._document)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._slack = counts * size - lengths
+        self._starts = self.ends - lengths
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    def epoch(self, seed: int, epoch: int) -> Keys:
+        random = generator_for(seed, epoch)
+        shift = random.integers(self._slack + 1) * (self.ends - self._starts > self.size)
+        chosen: Keys = random.permutation(self._cut(shift))
+        return chosen
+
+    def all(self) -> Keys:
+        return self._cut(np.zeros(len(self.ends), np.int64))
+
+    def _cut(self, shift: NDArray[np.int64]) -> Keys:
+        within = np.maximum(0, self._number * self.size - shift[self._document])
+        cut: Keys = (self._starts[self._document] + within).astype(np.int64)
+        return cut
+
+    def lengths(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the number of ids of each chunk."""
+        end = self.ends[np.searchsorted(self.ends, keys, side="right")]
+        shortest: NDArray[np.int64] = np.minimum(end - keys, self.size)
+        return shortest
+
+    def take(self, keys: Keys) -> list[NDArray[Any]]:
+        """Return the ids of each chunk, each (n,)."""
+        return [
+            self.ids[key : key + length] for key, length in zip(keys.tolist(), self.lengths(keys).tolist(), strict=True)
+        ]
+
+    def fingerprint(self) -> str:
+        """See `Samples`."""
+        return fingerprint_of((self.size, self.ends, self.ids))

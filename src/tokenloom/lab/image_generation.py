@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 import tokenloom
-from tokenloom.data.image_files import Pixels
+from tokenloom.data.image_decoding import Pixels
 from tokenloom.evaluation.baselines.grid_counts import neighbor_nats
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, experiment, holds, shown
 from tokenloom.lab.image_classification import FULL, OWN, QUICK, judge, rounded

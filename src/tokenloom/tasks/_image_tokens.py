@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tokenloom.config import flag
 from tokenloom.data.augment import Augmentation, augment_each
-from tokenloom.data.image_files import ImageFormat, Pixels, decode, header
+from tokenloom.data.image_decoding import ImageFormat, Pixels, decode, header
 from tokenloom.data.samples import Keys, fingerprint_of, generator_for
 from tokenloom.data.text import reason_of
 from tokenloom.data.unicode import Unreadable

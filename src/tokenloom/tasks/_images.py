@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from tokenloom.config import flag, option
-from tokenloom.data.image_files import ImageFormat
+from tokenloom.data.image_decoding import ImageFormat
 from tokenloom.data.images import ImageData, read_images
 from tokenloom.data.labeled import LabelColumns
 from tokenloom.data.split import Split, split
@@ -65,7 +65,7 @@ class ImageInput(ValidationSplit):
 
     def split(self, data: ImageData) -> Split[ImageData]:
         """Split images into training and validation data. `val_data` are read in the format of the images."""
-        val_data = None if self.val_data is None else self.read(self.val_data, data.form)
+        val_data = None if self.val_data is None else self.read(self.val_data, data.image_format)
         return split(data, self.val_fraction, self.split_seed, validation=val_data)
 
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tokenloom.config import Options, option
-from tokenloom.data.chunks import Pieces
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.pretokenized.shards import open_pretokenized
 from tokenloom.data.report import data_report
+from tokenloom.data.samples import DocumentChunks
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import fold_newlines
@@ -106,14 +106,14 @@ class FillMask(TextEncoderTask):
         report = data_report(parts, extra)
         return PreparedData(training, measured, report.lines(), report.as_dict())
 
-    def _pieces(self, texts: Sequence[str], source: str) -> Pieces:
+    def _pieces(self, texts: Sequence[str], source: str) -> DocumentChunks:
         ids = self.tokenizer.encode_batch(texts)
         if not any(len(row) for row in ids):
             raise UserError(f"{source}: has no tokens to fill in")
         # One place is the class token's.
-        return Pieces(ids, self.context - 1)
+        return DocumentChunks(ids, self.context - 1)
 
-    def load_samples(self, data: str) -> Pieces:
+    def load_samples(self, data: str) -> DocumentChunks:
         return self._pieces([document.text for document in self._read(data).documents], data)
 
     def output_meaning(self) -> object:
@@ -166,7 +166,7 @@ class FillMask(TextEncoderTask):
     def baseline(self, material: PreparedData) -> Baseline:
         """What the two neighbors of a token say of it, asked for the same tokens of the same corrupted text."""
         training, measured = material.training, material.validation
-        assert isinstance(training, Pieces)
+        assert isinstance(training, DocumentChunks)
         documents = np.split(training.ids, training.ends[:-1])
         guess = Neighbors.fit(documents, self.tokenizer.vocab_size)
         nats, right, targets = 0.0, 0, 0

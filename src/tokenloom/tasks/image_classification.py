@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tokenloom.config import Options, flag, option, options
 from tokenloom.data.augment import Augmentation, augment_each
-from tokenloom.data.image_files import ImageFormat, Pixels, decode
+from tokenloom.data.image_decoding import ImageFormat, Pixels, decode
 from tokenloom.data.images import ImageData, ImageSamples, looks_like_images
 from tokenloom.data.report import data_report
 from tokenloom.data.text import reason_of, shown_path
@@ -136,7 +136,7 @@ class ImageClassification(Classification):
                 f" labels; there are {len(images)} images of {', '.join(images.classes) or 'no class'}"
                 + ("" if images.classes else " (--task image-generation needs no classes)")
             )
-        self.image_format = images.form
+        self.image_format = images.image_format
         parts = s.split(images)
         self.classes = self.classes or parts.train.classes
         if self._patches is None:
@@ -197,7 +197,7 @@ class ImageClassification(Classification):
         assert origin.image_format.size is not None
         names = ("model", "patch_size", "width", "depth", "heads", "pool", "positions")
         adopted = {name: getattr(theirs, name) for name in names}
-        adopted["color_mode"] = origin.image_format.mode
+        adopted["color_mode"] = origin.image_format.color_mode
         if (
             s.patch_size is not None
             and theirs.patch_size is not None

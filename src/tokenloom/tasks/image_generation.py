@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tokenloom.config import Options, flag, option
-from tokenloom.data.image_files import ImageFormat, Pixels
+from tokenloom.data.image_decoding import ImageFormat, Pixels
 from tokenloom.data.images import ImageData
 from tokenloom.data.report import data_report
 from tokenloom.data.samples import Samples
@@ -176,10 +176,10 @@ class ImageGeneration(Task):
         s: ImageGenerationSettings = self.settings
         theirs, ours, default = task.image_format, s.image_format, ImageFormat()
         options = {
-            "mode": "color_mode",
-            "fit": "resize_mode",
-            "background": "background_color",
-            "limit": "max_megapixels",
+            "color_mode": "color_mode",
+            "resize_mode": "resize_mode",
+            "background_color": "background_color",
+            "max_pixels": "max_megapixels",
         }
         for name, setting in options.items():
             if getattr(ours, name) not in (getattr(default, name), getattr(theirs, name)):
@@ -204,9 +204,9 @@ class ImageGeneration(Task):
                 )
             self._use_tokenizer_of(trained)
         parts = s.split(s.read(data, self.image_format if self.model_config or self.image_format.size else None))
-        self.image_format = parts.train.form
+        self.image_format = parts.train.image_format
         if self._tokenizer is None:
-            gray = self.image_format.mode == "gray"
+            gray = self.image_format.color_mode == "gray"
             self._tokenizer = Palette.train(parts.train.pixels, s.palette_size or (16 if gray else 64))
         self._check_shape()
         if not self.model_config:

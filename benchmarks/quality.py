@@ -23,9 +23,10 @@ from benchmarks.harness import FASTER, Row, Setting, Spread, at_least, at_most, 
 from benchmarks.peers.chapter_gpt import ChapterTraining
 from tokenloom import fit
 from tokenloom.data.samples import Keys, TextWindows
+from tokenloom.runs.events import Planned
 from tokenloom.runs.session import TrainingSession
 from tokenloom.tasks.text_generation import TextGeneration
-from tokenloom.training.events import Finished, Planned, StepFinished
+from tokenloom.training.events import Finished, StepFinished
 
 WINDOW, STEPS, QUALITY = 64, 900, 1.9085
 SEEDS = (1, 2, 3)

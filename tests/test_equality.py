@@ -24,6 +24,7 @@ from tokenloom.models.gpt import GPT
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.plotting.tables import plain_table
+from tokenloom.runs.events import PrerequisiteEvent
 from tokenloom.runs.session import begin
 from tokenloom.tasks._paths import PATHS as DECLARED
 from tokenloom.tasks._paths import every_path
@@ -32,7 +33,7 @@ from tokenloom.tasks.registry import find_task, task_names
 from tokenloom.training.batches import BatchContext, Batches
 from tokenloom.training.checkpoints import whole_tensors
 from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup
-from tokenloom.training.events import Finished, PrerequisiteEvent, StepFinished
+from tokenloom.training.events import Finished, StepFinished
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import TrainingSettings
 

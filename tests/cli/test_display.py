@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 import pytest
 
 from tokenloom.cli.display import COLUMN, Display, Speed, field
+from tokenloom.runs.events import Prepared
 from tokenloom.tasks._text_decoder import GenerateOptions
-from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Prepared, Resumed, Saved, StepFinished
+from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Resumed, Saved, StepFinished
 
 
 def stepped(step: int, seconds: float, loss: float = 2.0, steps: int = 100) -> StepFinished:
-    return StepFinished(step, steps, loss, 512, 1.0, 0.5, False, seconds)
+    return StepFinished(step, steps, loss, 512, 0.5, False, 0.01, 0.02, seconds)
 
 
 def evaluated(step: int, loss: float, best: bool = True, seconds: float = 0.0) -> Evaluated:

@@ -303,12 +303,20 @@ def test_tensorboard_gets_losses_and_metrics(
     module.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     out = tmp_path / "run"
-    answer = call("train", rhyme, *TINY, "--steps", "4", "--eval-every", "2", "--tensorboard", "--out", out, "-q")
+    words = ["--steps", "4", "--eval-every", "2", "--lr", "0.01", "--muon-lr", "0.03", "--warmup-steps", "0"]
+    answer = call("train", rhyme, *TINY, *words, "--decay-fraction", "1", "--tensorboard", "--out", out, "-q")
     assert answer.code == 0
     assert folders == [str(out / "tensorboard")]
     steps = [step for name, _, step in written if name == "training/loss"]
     assert steps == [1, 2, 3, 4]
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    for name, peak in (("lr", 0.01), ("muon_lr", 0.03)):
+        rates = [value for key, value, _ in written if key == f"training/{name}"]
+        assert rates == pytest.approx([peak, 0.75 * peak, 0.5 * peak, 0.25 * peak])
+        assert rows[-1][name] == rates[-1], "the last row is that of the last step"
+    assert rows[-1]["grad_norm"] == next(
+        value for key, value, step in written if (key, step) == ("training/grad_norm", 4)
+    )
     validation = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
     assert {step: value for name, value, step in written if name == "validation/loss"} == validation
     assert written[-1][0] == "closed"

@@ -9,10 +9,7 @@ import own_task
 import torch
 
 from tokenloom.tasks.base import Task
-from tokenloom.training.events import (
-    Event,
-    StepFinished,
-)
+from tokenloom.training.events import Event, StepFinished
 
 OWN = f"{own_task.__file__}:Sums"
 TINY = {"context": 12, "width": 16, "depth": 1, "heads": 2, "threads": 1, "batch_size": 8}
@@ -28,7 +25,7 @@ def after(steps: int) -> Callable[[], bool]:
 def stepped(events: list[Event]) -> list[tuple[Any, ...]]:
     """All that a step tells, but for the time."""
     steps = [e for e in events if isinstance(e, StepFinished)]
-    return [(e.step, e.loss, e.targets, e.lr, e.norm, e.clipped) for e in steps]
+    return [(e.step, e.loss, e.num_targets, e.lr, e.muon_lr, e.grad_norm, e.clipped) for e in steps]
 
 
 def weights(task: Task) -> torch.Tensor:

@@ -15,11 +15,12 @@ import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.config import flag
 from tokenloom.errors import UserError
+from tokenloom.runs.events import Counted, Prepared
 from tokenloom.runs.folder import RunFolder
 from tokenloom.runs.session import begin
 from tokenloom.runs.summary import summary
 from tokenloom.tasks.base import PreparedData
-from tokenloom.training.events import Counted, Evaluated, Finished, Prepared
+from tokenloom.training.events import Evaluated, Finished
 from tokenloom.training.loop import NonFiniteLoss
 
 COUNTED = f"{counted_task.__file__}:Counts"

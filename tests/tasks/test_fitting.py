@@ -14,18 +14,11 @@ from own_task import write_sums
 import tokenloom
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.runs.events import Planned, Prepared
 from tokenloom.runs.folder import RunFolder
 from tokenloom.runs.session import TrainingSession, begin
 from tokenloom.runs.summary import summary
-from tokenloom.training.events import (
-    Baseline,
-    Evaluated,
-    Finished,
-    Planned,
-    Prepared,
-    Saved,
-    StepFinished,
-)
+from tokenloom.training.events import Baseline, Evaluated, Finished, Saved, StepFinished
 
 # End to end.
 
@@ -244,4 +237,4 @@ def test_minutes_are_turned_into_steps_that_are_recorded(sums: str, tmp_path: Pa
 
 def test_a_batch_larger_than_the_data_is_all_of_them(sums: str) -> None:
     events = list(tokenloom.fit(sums, task=OWN, batch_size=1000, hidden=0.0, steps=2, threads=1))
-    assert {e.targets for e in events if isinstance(e, StepFinished)} == {108}
+    assert {e.num_targets for e in events if isinstance(e, StepFinished)} == {108}

@@ -11,6 +11,7 @@ from tokenloom.cli.main import main
 from tokenloom.data.image_decoding import ImageFormat
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
+from tokenloom.runs.events import Planned, PrerequisiteEvent
 from tokenloom.runs.session import begin
 from tokenloom.tasks import _image_tokens, image_generation
 from tokenloom.tasks._image_tokens import UpperHalf, encode_upper_half, nearest_row
@@ -18,7 +19,7 @@ from tokenloom.tasks.image_generation import ImageGeneration
 from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
 from tokenloom.training.batches import BatchContext
-from tokenloom.training.events import Finished, Planned, PrerequisiteEvent
+from tokenloom.training.events import Finished
 from tokenloom.utils import progress as waiting
 
 image = pytest.importorskip("PIL.Image")

@@ -12,9 +12,10 @@ from tokenloom.data.pretokenized import streaming as streams
 from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
 from tokenloom.data.pretokenized.shards import PretokenizedCorpus
 from tokenloom.errors import UserError
+from tokenloom.runs.events import Prepared
 from tokenloom.tasks import _pretokenized as module
 from tokenloom.tasks._pretokenized import baseline_kept
-from tokenloom.training.events import Baseline, Prepared, StepFinished
+from tokenloom.training.events import Baseline, StepFinished
 
 TINY = {**SETTINGS, "steps": 6, "batch_size": 4, "seed": 5}
 

@@ -13,17 +13,10 @@ from own_task import write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
+from tokenloom.runs.events import Planned, Prepared
 from tokenloom.runs.folder import RunFolder
 from tokenloom.runs.session import begin
-from tokenloom.training.events import (
-    Evaluated,
-    Event,
-    Finished,
-    Planned,
-    Prepared,
-    Resumed,
-    StepFinished,
-)
+from tokenloom.training.events import Evaluated, Event, Finished, Resumed, StepFinished
 from tokenloom.training.loop import NonFiniteLoss
 
 

@@ -8,10 +8,11 @@ import torch
 
 import tokenloom
 from tokenloom.errors import UserError
+from tokenloom.runs.events import InitializedFrom
 from tokenloom.runs.folder import RunFolder
 from tokenloom.runs.session import begin
 from tokenloom.training.checkpoints import read_tensors
-from tokenloom.training.events import Event, Finished, InitializedFrom, StepFinished
+from tokenloom.training.events import Event, Finished, StepFinished
 
 MACHINE = {"threads": 1, "device": "cpu", "batch_size": 4}
 TINY = {**MACHINE, "context": 16, "width": 16, "depth": 2, "heads": 2, "tokenizer": "char"}

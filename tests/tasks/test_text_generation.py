@@ -18,11 +18,11 @@ from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.ngram import Ngram
+from tokenloom.runs.events import Planned
 from tokenloom.runs.folder import load
 from tokenloom.tasks._sizes import SIZE_PRESETS
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import BatchContext
-from tokenloom.training.events import Planned
 
 SCRIPTS = {
     "greek": "Μῆνιν ἄειδε, θεά, Πηληϊάδεω Ἀχιλῆος\nοὐλομένην, ἣ μυρί' Ἀχαιοῖς ἄλγε' ἔθηκε,\n",

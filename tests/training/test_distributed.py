@@ -40,7 +40,7 @@ def told(events: Any) -> dict[str, list[float]]:
     steps = [e for e in events if isinstance(e, StepFinished)]
     return {
         "loss": [e.loss for e in steps],
-        "norm": [e.norm for e in steps],
+        "norm": [e.grad_norm for e in steps],
         "targets": [e.targets for e in steps],
         "step": [e.step for e in steps],
         "validation": [e.metrics["loss"] for e in events if isinstance(e, Evaluated)],

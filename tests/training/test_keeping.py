@@ -319,7 +319,7 @@ def test_a_gradient_that_is_no_number_stops_training_though_the_loss_is_one(tmp_
             return terms
 
     model, before = tiny_gpt(), weights(tiny_gpt())
-    with pytest.raises(NonFiniteLoss, match="step 1: the norm of the gradient is nan"):
+    with pytest.raises(NonFiniteLoss, match="step 1: the gradient norm is nan"):
         train(tiny_settings(), task=Sharp(), model=model, run=run_in(tmp_path))
     assert torch.equal(weights(model), before), "nothing was learned from it"
 

@@ -27,7 +27,6 @@ from torch import nn
 
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.gpt import GPT
-from tokenloom.training import loop
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Evaluated, Event, Finished, StepFinished
 from tokenloom.training.loop import NoTargets, Trainer, evaluate, fit
@@ -56,7 +55,9 @@ def test_accumulated_is_whole(grad_accum: int) -> None:
         assert parts == 1 or all(len(set(step)) > 1 for step in counts[:6]), "parts have unequal numbers of targets"
         events, model = train(settings, model=tiny_gpt().double())
         steps = of_kind(events, StepFinished)
-        results.append((weights(model), [s.loss for s in steps], [s.norm for s in steps], [s.targets for s in steps]))
+        results.append(
+            (weights(model), [s.loss for s in steps], [s.grad_norm for s in steps], [s.num_targets for s in steps])
+        )
     (one, losses, norms, targets), (other, losses_2, norms_2, targets_2) = results
     assert losses == pytest.approx(losses_2, rel=1e-12)
     assert norms == pytest.approx(norms_2, rel=1e-11)
@@ -70,9 +71,9 @@ def test_the_loss_is_the_sum_over_all_targets_divided_by_their_number() -> None:
     whole = batches_of(replace(settings, grad_accum=1))
     for step in range(3):
         expected = mean_loss(trainer.model, whole(step)[0])
-        loss, targets, _, _ = trainer.step(step, 10)
-        assert loss == pytest.approx(expected, rel=1e-6)
-        assert targets == sum(whole(step)[0].counts().values())
+        result = trainer.step(step, 10)
+        assert result.loss == pytest.approx(expected, rel=1e-6)
+        assert result.num_targets == sum(whole(step)[0].counts().values())
         parts = [mean_loss(trainer.model, batch) for batch in batches_of(settings)(step)]
         assert abs(np.mean(parts) - mean_loss(trainer.model, whole(step)[0])) > 1e-3, (
             "a mean of means is another number"
@@ -106,17 +107,18 @@ def test_a_step_learns_at_the_rate_of_the_schedule_and_clips_as_by_hand() -> Non
         for group in plain.param_groups:
             group["lr"] = 0.02 * factor
         plain.step()
-        _, _, measured, was_clipped = trainer.step(step, 12)
-        assert measured == pytest.approx(norm, rel=1e-4)
-        assert was_clipped == (norm > 0.3)
-        clipped.append(was_clipped)
+        result = trainer.step(step, 12)
+        assert result.grad_norm == pytest.approx(norm, rel=1e-4)
+        assert result.clipped == (norm > 0.3)
+        assert (result.lr, result.muon_lr) == (pytest.approx(0.02 * factor), None)
+        clipped.append(result.clipped)
     assert float((weights(model) - weights(trainer.model)).abs().max()) < 1e-5
     assert any(clipped), "or nothing was tested"
 
 
 def test_without_a_limit_nothing_is_clipped_and_the_norm_is_still_told() -> None:
     events, _ = train(tiny_settings(grad_clip=0.0))
-    assert all(s.norm > 0 and not s.clipped for s in of_kind(events, StepFinished))
+    assert all(s.grad_norm > 0 and not s.clipped for s in of_kind(events, StepFinished))
     tight, _ = train(tiny_settings(grad_clip=1e-3))
     assert all(s.clipped for s in of_kind(tight, StepFinished))
     assert tight[-1].clipped == 12  # type: ignore[attr-defined]
@@ -186,7 +188,7 @@ def test_each_term_is_divided_by_its_own_count_and_weighted() -> None:
     sides = [mean_loss(trainer.model, Batch(whole.streams, {"loss": whole.targets[name]})) for name in ("main", "side")]
     counts = whole.counts()
     assert counts["main"] < counts["side"]
-    loss, targets, _, _ = trainer.step(0, 10)
+    loss, targets, *_ = trainer.step(0, 10)
     assert loss == pytest.approx(sides[0] + 0.25 * sides[1], rel=1e-10)
     assert targets == counts["side"]
 
@@ -352,15 +354,27 @@ def test_steps_must_be_known() -> None:
         train(tiny_settings(), resume=True)
 
 
-def test_the_rate_that_is_told_is_the_one_that_was_used() -> None:
-    settings = tiny_settings()
+# Warmup over 2 of 12 steps, decay over the last 6.
+FACTORS = [1 / 2, 1, 1, 1, 1, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
+
+
+def test_events_carry_the_learning_rates_that_were_used() -> None:
+    settings = tiny_settings(lr=0.01)
     model = tiny_gpt()
     moved = []
     before = weights(model)
     for event in fit(NextToken(), model, replace(settings, eval_every=100), batches_of(settings), VALIDATION):
         if isinstance(event, StepFinished):
-            assert event.lr == loop.schedule_factor(settings, event.step - 1, 12)
+            assert event.lr == pytest.approx(0.01 * FACTORS[event.step - 1], rel=1e-12)
+            assert event.muon_lr is None
             after = weights(model)
             moved.append(float((after - before).norm()) / event.lr)
             before = after
-    assert moved[0] == pytest.approx(0.01 * math.sqrt(len(before)), rel=0.5), "AdamW's first step has size rate"
+    assert moved[0] == pytest.approx(math.sqrt(len(before)), rel=0.5), "AdamW's first step moves each weight by lr"
+
+
+def test_with_muon_events_carry_both_learning_rates() -> None:
+    events, _ = train(tiny_settings("muon", lr=0.01, muon_lr=0.02))
+    steps = of_kind(events, StepFinished)
+    assert [s.lr for s in steps] == pytest.approx([0.01 * f for f in FACTORS], rel=1e-12)
+    assert [s.muon_lr for s in steps] == pytest.approx([0.02 * f for f in FACTORS], rel=1e-12)

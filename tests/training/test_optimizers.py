@@ -34,7 +34,7 @@ def groups(model: nn.Module, settings: TrainingSettings) -> dict[str, list[tuple
     for optimizer in make_optimizers(model, settings):
         for group in optimizer.param_groups:
             for p in group["params"]:
-                found[names[id(p)]].append((type(optimizer).__name__, group["peak"], group["weight_decay"]))
+                found[names[id(p)]].append((type(optimizer).__name__, group["peak_lr"], group["weight_decay"]))
     return found
 
 
@@ -119,10 +119,10 @@ def test_settings_without_a_rate_are_refused(lacking: str) -> None:
         make_optimizers(model_of("modern"), replace(MUON, **{lacking: None}))
 
 
-def test_rates_are_shares_of_their_peaks() -> None:
+def test_learning_rates_are_fractions_of_their_peaks() -> None:
     optimizers = make_optimizers(model_of("modern"), MUON)
     set_learning_rates(optimizers, 0.5)
-    set_learning_rates(optimizers, 0.25)
+    assert set_learning_rates(optimizers, 0.25) == (0.0025, 0.005), "of AdamW and of Muon"
     assert {group["lr"] for o in optimizers for group in o.param_groups} == {0.0025, 0.005}
 
 

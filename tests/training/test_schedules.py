@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenloom.training.loop import schedule_factor
-from tokenloom.training.schedules import cosine, wsd
+from tokenloom.training.schedules import cosine, lr_factor, wsd
 from tokenloom.training.settings import TrainingSettings
 
 
@@ -23,7 +22,7 @@ def schedule(name: Any, warmup_steps: int | None, decay_fraction: float) -> Trai
 def test_the_chapters_schedule(step: int, factor: float) -> None:
     """(s + 1) / 100 for s < 100, then the cosine of (s − 100) / 800: reference 3.4, whose peak rate is 6e-3."""
     settings = TrainingSettings(lr_schedule="cosine", warmup_steps=100)
-    assert schedule_factor(settings, step, 900) == pytest.approx(factor, abs=1e-12)
+    assert lr_factor(settings, step, 900) == pytest.approx(factor, abs=1e-12)
 
 
 def test_the_chapters_last_step_still_learns() -> None:
@@ -37,7 +36,7 @@ def test_the_chapters_last_step_still_learns() -> None:
 def test_constant_and_then_linear(step: int, factor: float) -> None:
     """100 steps: 5 to rise, and the last 40 to fall."""
     settings = TrainingSettings(lr_schedule="wsd", warmup_steps=5, decay_fraction=0.4)
-    assert schedule_factor(settings, step, 100) == pytest.approx(factor, abs=1e-12)
+    assert lr_factor(settings, step, 100) == pytest.approx(factor, abs=1e-12)
 
 
 def test_falling_from_the_start() -> None:
@@ -48,7 +47,7 @@ def test_falling_from_the_start() -> None:
 def test_no_warm_up_begins_at_the_peak(name: str) -> None:
     for warmup_steps in (0, None):
         settings = schedule(name, warmup_steps, 0.5)
-        assert schedule_factor(settings, 0, 10) == 1.0
+        assert lr_factor(settings, 0, 10) == 1.0
 
 
 @pytest.mark.parametrize("name", ["cosine", "wsd"])
@@ -56,7 +55,7 @@ def test_no_warm_up_begins_at_the_peak(name: str) -> None:
 def test_a_warm_up_as_long_as_the_training_only_rises(name: str, warmup_steps: int) -> None:
     """A warm-up that was given for a longer training reaches its peak in this one."""
     settings = schedule(name, warmup_steps, 0.0)
-    factors = [schedule_factor(settings, s, 10) for s in range(10)]
+    factors = [lr_factor(settings, s, 10) for s in range(10)]
     assert factors == pytest.approx([(s + 1) / 10 for s in range(10)])
 
 
@@ -66,7 +65,7 @@ def test_a_warm_up_as_long_as_the_training_only_rises(name: str, warmup_steps: i
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_every_step_learns_and_none_above_the_peak(name: str, steps: int, warmup_steps: int, share: float) -> None:
     settings = schedule(name, warmup_steps, share)
-    factors = [schedule_factor(settings, s, steps) for s in range(steps)]
+    factors = [lr_factor(settings, s, steps) for s in range(steps)]
     assert all(0 < factor <= 1 for factor in factors)
     peak = factors.index(max(factors))
     assert factors[: peak + 1] == sorted(factors[: peak + 1]), "rises"

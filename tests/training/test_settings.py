@@ -8,7 +8,7 @@ import torch
 
 from tokenloom.config import GROUPS, fill, options
 from tokenloom.errors import UserError
-from tokenloom.training.device import choose_device, cores, precision_context
+from tokenloom.training.device import autocast, choose_device, cores
 from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 REFUSED = [
@@ -145,9 +145,9 @@ def test_auto_prefers_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_precision_is_a_matter_of_products() -> None:
     a = torch.ones(2, 2)
-    with precision_context(TrainingSettings(dtype="bfloat16"), torch.device("cpu")):
+    with autocast(TrainingSettings(dtype="bfloat16"), torch.device("cpu")):
         assert (a @ a).dtype == torch.bfloat16
-    with precision_context(TrainingSettings(), torch.device("cpu")):
+    with autocast(TrainingSettings(), torch.device("cpu")):
         assert (a @ a).dtype == torch.float32
     assert (a @ a).dtype == torch.float32
     assert cores() >= 1

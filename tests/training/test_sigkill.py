@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from killed_runs import TRAINING, Nursery, assert_same, kill_after, measured, nursery, remains
 
-from tokenloom.training.events import Planned, Saved
+from tokenloom.runs.events import Planned
+from tokenloom.training.events import Saved
 
 RHYME = "One, two, buckle my shoe.\nThree, four, knock at the door.\nFive, six, pick up sticks.\n"
 

@@ -16,7 +16,7 @@ from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.training.batches import BatchContext, Batches
 from tokenloom.training.checkpoints import Checkpoints
 from tokenloom.training.events import Event
-from tokenloom.training.loop import Run, fit
+from tokenloom.training.loop import RunFiles, fit
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
 from tokenloom.training.settings import TrainingSettings
 
@@ -134,8 +134,8 @@ def train(
     return list(fit(task, model, settings, batches or batches_of(settings), VALIDATION, **more)), model
 
 
-def run_in(folder: Path, keep: int = 2) -> Run:
-    return Run(Checkpoints(folder / "checkpoints", keep), folder / "model.safetensors")
+def run_in(folder: Path, keep: int = 2) -> RunFiles:
+    return RunFiles(Checkpoints(folder / "checkpoints", keep), folder / "model.safetensors")
 
 
 def after(steps: int) -> Callable[[], bool]:

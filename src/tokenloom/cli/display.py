@@ -16,20 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.output import plain, quantity
 from tokenloom.kernels import loader
-from tokenloom.training.events import (
-    Baseline,
-    Counted,
-    Evaluated,
-    Event,
-    Finished,
-    InitializedFrom,
-    Planned,
-    Prepared,
-    PrerequisiteEvent,
-    Resumed,
-    Saved,
-    StepFinished,
-)
+from tokenloom.runs.events import Counted, InitializedFrom, Planned, Prepared, PrerequisiteEvent
+from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Resumed, Saved, StepFinished
 from tokenloom.utils.progress import duration
 
 if TYPE_CHECKING:
@@ -94,8 +82,8 @@ class Speed:
             return
         if self._previous is not None:
             took = event.seconds - self._previous.seconds
-            self._recent.append((event.targets, took))
-            self._targets, self._seconds = self._targets + event.targets, self._seconds + took
+            self._recent.append((event.num_targets, took))
+            self._targets, self._seconds = self._targets + event.num_targets, self._seconds + took
         self._previous = event
 
     @property

@@ -238,8 +238,9 @@ class TensorBoardWriter:
         if self._writer is None:
             self._writer = self._make(str(session.folder.path / "tensorboard"))
         if isinstance(event, StepFinished):
-            for name in ("loss", "lr", "norm"):
-                self._writer.add_scalar(f"training/{name}", getattr(event, name), event.step)
+            for name in ("loss", "lr", "muon_lr", "grad_norm"):
+                if (value := getattr(event, name)) is not None:
+                    self._writer.add_scalar(f"training/{name}", value, event.step)
         else:
             for name, value in event.metrics.items():
                 self._writer.add_scalar(f"validation/{name}", value, event.step)

@@ -21,7 +21,7 @@ from tokenloom.nn.modules import count_parameters
 from tokenloom.nn.transformer import TransformerLayer
 from tokenloom.training.batches import BatchSource, add_counts, count_targets
 from tokenloom.training.checkpoints import Checkpoints, total_bytes
-from tokenloom.training.device import cores, keep_freed_memory, precision_context
+from tokenloom.training.device import autocast, cores, keep_freed_memory
 from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup
 from tokenloom.training.loop import Trainable, Trainer
 from tokenloom.training.optimizers import hidden_matrices
@@ -111,7 +111,7 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
     device = next(model.parameters()).device
     with (
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        precision_context(settings, device),
+        autocast(settings, device),
     ):
         terms = task.loss(model, batch.to(device))
     del terms  # only now may what was saved be freed, and its addresses be used again

@@ -11,10 +11,10 @@ import torch
 from tokenloom.config import options
 from tokenloom.errors import UserError
 from tokenloom.nn.modules import count_saved_numbers
+from tokenloom.runs.events import Counted
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.training.checkpoints import model_tensors, total_bytes
 from tokenloom.training.distributed import ProcessGroup
-from tokenloom.training.events import Counted
 from tokenloom.training.loop import NonFiniteLoss, evaluate
 from tokenloom.training.settings import TrainingSettings
 

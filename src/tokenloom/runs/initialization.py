@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tokenloom.errors import UserError
+from tokenloom.runs.events import InitializedFrom
 from tokenloom.runs.folder import load
 from tokenloom.tasks.base import Task
 from tokenloom.training.checkpoints import model_tensors
-from tokenloom.training.events import InitializedFrom
 from tokenloom.training.settings import TrainingSettings
 
 

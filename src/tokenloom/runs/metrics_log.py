@@ -28,6 +28,7 @@ class MetricsLogger:
             self.folder.append_metrics({**row, "seconds": round(event.seconds, 3)})
         if self._recent and (self._recent[-1].step % EVERY == 0 or isinstance(event, Finished)):
             loss, last = sum(step.loss for step in self._recent) / len(self._recent), self._recent[-1]
-            row = {"step": last.step, "loss": loss, "lr": last.lr, "norm": last.norm}
+            rates = {name: lr for name, lr in (("lr", last.lr), ("muon_lr", last.muon_lr)) if lr is not None}
+            row = {"step": last.step, "loss": loss, **rates, "grad_norm": last.grad_norm}
             self.folder.append_metrics({**row, "seconds": round(last.seconds, 3)})
             self._recent.clear()

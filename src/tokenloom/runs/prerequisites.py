@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenloom.runs.events import PrerequisiteEvent
 from tokenloom.tasks.base import Prerequisite
-from tokenloom.training.events import Event, Finished, PrerequisiteEvent
+from tokenloom.training.events import Event, Finished
 
 if TYPE_CHECKING:
     from tokenloom.runs.session import TrainingSession

@@ -14,6 +14,7 @@ from tokenloom.config import build, fill, flatten, refuse_unknown
 from tokenloom.errors import UserError
 from tokenloom.planning.estimate import Plan, make_plan
 from tokenloom.runs.counted import count, measure, refuse_idle
+from tokenloom.runs.events import Counted, InitializedFrom, Planned, Prepared
 from tokenloom.runs.folder import RunFolder, draw_curve, findable, task_of
 from tokenloom.runs.initialization import freeze_backbone, initial_run, initialize_from
 from tokenloom.runs.metrics_log import MetricsLogger
@@ -31,18 +32,8 @@ from tokenloom.training.checkpoints import (
     whole_tensors,
 )
 from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup, join
-from tokenloom.training.events import (
-    Baseline,
-    Counted,
-    Evaluated,
-    Event,
-    Finished,
-    InitializedFrom,
-    Planned,
-    Prepared,
-    Saved,
-)
-from tokenloom.training.loop import Run
+from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Saved
+from tokenloom.training.loop import RunFiles
 from tokenloom.training.loop import fit as run_loop
 from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
@@ -200,7 +191,7 @@ class TrainingSession:
     def _loop(self, material: PreparedData, baseline: Baseline | None) -> Iterator[Event]:
         folder, run = self.folder, None
         if folder is not None:
-            run = Run(Checkpoints(folder.checkpoints, self.training.keep_checkpoints), folder.weights)
+            run = RunFiles(Checkpoints(folder.checkpoints, self.training.keep_checkpoints), folder.weights)
         journal = None if folder is None else MetricsLogger(folder, self.training)
         best: dict[str, Tensor] = {}
         events = run_loop(

@@ -7,8 +7,9 @@ from typing import Any
 
 from tokenloom.config import flatten
 from tokenloom.runs.counted import USED
+from tokenloom.runs.events import Counted, Planned, PrerequisiteEvent
 from tokenloom.runs.session import TrainingSession
-from tokenloom.training.events import Baseline, Counted, Event, Finished, Planned, PrerequisiteEvent, Saved
+from tokenloom.training.events import Baseline, Event, Finished, Saved
 
 
 def summary(fitting: TrainingSession, events: list[Event], began: float) -> dict[str, Any]:

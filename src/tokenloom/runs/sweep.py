@@ -13,9 +13,10 @@ from tokenloom.errors import UserError
 from tokenloom.evaluation.perplexity import RUNNING, checked_window
 from tokenloom.nn.modules import count_saved_numbers
 from tokenloom.runs.counted import USED
+from tokenloom.runs.events import Prepared
 from tokenloom.runs.session import TrainingSession, begin
 from tokenloom.tasks._lm_families.table import MODEL_FAMILIES, MODELS, family_of
-from tokenloom.training.events import Event, Finished, Prepared
+from tokenloom.training.events import Event, Finished
 from tokenloom.training.settings import TrainingSettings
 from tokenloom.utils.files import write_json
 from tokenloom.utils.names import did_you_mean

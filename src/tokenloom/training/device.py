@@ -52,7 +52,7 @@ def keep_freed_memory() -> None:
         mallopt(what, value)
 
 
-def precision_context(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[object]:
+def autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[object]:
     """Where the model and its loss are computed: plain, or with products in bfloat16."""
     if settings.dtype == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,71 +1,26 @@
-"""What the loop tells whoever drives it."""
+"""Events of the training loop, and of the baseline measured before it.
+
+Other events of a session are in `runs/events.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tokenloom.planning.estimate import Plan
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something happened."""
-
-
-@dataclass(frozen=True)
-class Prepared(Event):
-    """The data are read, checked and split. report: lines to show, and the same as data."""
-
-    lines: list[str]
-    report: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PrerequisiteEvent(Event):
-    """A training that must come before begins: the events that follow are its own, until `over`. out: its run."""
-
-    name: str
-    task: str
-    out: str | None
-    over: bool = False
-
-
-@dataclass(frozen=True)
-class InitializedFrom(Event):
-    """The model has the weights of another run. taken: how many tensors; fresh: those that start anew, by name."""
-
-    run: str
-    taken: int
-    fresh: list[str]
-
-
-@dataclass(frozen=True)
-class Planned(Event):
-    """The model is built and measured; nothing is trained yet."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class Counted(Event):
-    """The model is counted, which took so many seconds. numbers, size: what it keeps, and in how many bytes."""
-
-    numbers: int
-    size: int
-    derived: dict[str, Any]
-    seconds: float
+    """The base of all events."""
 
 
 @dataclass(frozen=True)
 class Baseline(Event):
-    """What a simple method reaches on the same validation data.
+    """The result of a simple method on the same validation data.
 
-    unit: in which `value` is given. metric: which of the run's metrics it is held against, in the same unit; of `loss`
-    less is better, and of any other more.
+    unit: of `value`. metric: the metric of the run to compare it with, in the same unit; lower is better for `loss`,
+    higher for all others.
     """
 
     name: str
@@ -75,16 +30,16 @@ class Baseline(Event):
     metric: str = "loss"
 
     def beaten(self, metrics: Mapping[str, float]) -> bool | None:
-        """Whether a run with these metrics is better; None when it lacks this one."""
-        found = metrics.get(self.metric)
-        if found is None:
+        """Return whether a run with these metrics is better; None when they lack the baseline's metric."""
+        value = metrics.get(self.metric)
+        if value is None:
             return None
-        return found < self.value if self.metric == "loss" else found > self.value
+        return value < self.value if self.metric == "loss" else value > self.value
 
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """Training goes on from the checkpoint of a step. damaged: a line on each newer checkpoint that is not whole."""
+    """Training continues from the checkpoint of a step. damaged: a message per newer, damaged checkpoint."""
 
     step: int
     damaged: list[str]
@@ -92,25 +47,27 @@ class Resumed(Event):
 
 @dataclass(frozen=True)
 class StepFinished(Event):
-    """One optimizer step is done.
+    """An optimizer step is done.
 
-    step: how many are done, of `steps`. loss: over all counted targets of the step. targets: how many they were. rate:
-    the factor on the peak rates. norm: of the gradient, before clipping. seconds: of training, all sittings together.
+    step: number of steps done, of `steps`. loss: mean over the `num_targets` counted targets of the step.
+    grad_norm: before clipping. lr, muon_lr: the learning rates of AdamW and of Muon in this step; None where the model
+    has no parameters for that optimizer. seconds: training time since step 0, including earlier sessions.
     """
 
     step: int
     steps: int
     loss: float
-    targets: int
-    lr: float
-    norm: float
+    num_targets: int
+    grad_norm: float
     clipped: bool
+    lr: float | None
+    muon_lr: float | None
     seconds: float
 
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """The whole validation part was measured after a step."""
+    """The whole validation split was evaluated after a step. best: whether the loss is the lowest up to here."""
 
     step: int
     metrics: dict[str, float]
@@ -120,7 +77,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class Saved(Event):
-    """A checkpoint is on disk."""
+    """A checkpoint was written."""
 
     step: int
     path: Path
@@ -128,10 +85,10 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """Training is over. reason: "steps", "patience" or "interrupt"; "counted" for a model that took no steps.
+    """Training is over. reason: "steps", "patience" or "interrupt"; "counted" for a model counted in one pass.
 
-    best: the metrics of the best evaluation, after `best_step` steps; empty and −1 if there was none. seconds: all
-    sittings together. clipped: in how many steps the gradient was clipped. notes: what else there is to say.
+    best: metrics of the best evaluation, after `best_step` steps; empty and −1 if there was none. clipped: number of
+    steps with a clipped gradient. notes: messages about damaged checkpoints. seconds: as in `StepFinished`.
     """
 
     step: int

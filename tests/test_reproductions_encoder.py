@@ -21,8 +21,8 @@ def test_punctuation_is_better_found_than_by_counting(shakespeare: TextData) -> 
     sizes = {"size": "tiny", "context": 96}
     run = tokenloom.train("punctuation", batch_size=32, steps=3000, eval_every=1000, seed=1, **sizes, **ONE)
     assert isinstance(run, TokenClassification)
-    reached, n_gram, word = run.evaluate(), run.counting(3), run.counting(1)
-    assert reached["words"] == n_gram["words"] == word["words"] > 80_000
+    reached, n_gram, word = run.evaluate(), run.count_baseline(3), run.count_baseline(1)
+    assert reached["num_words"] == n_gram["num_words"] == word["num_words"] > 80_000
     assert reached["loss"] < n_gram["loss"] < word["loss"]
     for mark in MARKS:
         f1 = [one[f"f1/{mark}"] for one in (reached, n_gram, word)]

@@ -41,14 +41,14 @@ def test_rows_without_a_label_are_not_said_to_lack_a_text(
 
 def test_validation_that_holds_every_text(refused: Refused, tmp_path: Path) -> None:
     path = table(tmp_path, ROWS)
-    said = refused("train", path, "--validation", path, "--out", tmp_path / "r", *TINY)
+    said = refused("train", path, "--val-data", path, "--out", tmp_path / "r", *TINY)
     assert "every text is in the validation data too" in said
 
 
 def test_an_option_of_another_task_says_whose_it_is(refused: Refused, tmp_path: Path) -> None:
     text = tmp_path / "s.txt"
     text.write_text("one line\n" * 50, "utf-8")
-    assert "--target is an option of --task translation" in refused("train", text, "--target", text)
+    assert "--target-file is an option of --task translation" in refused("train", text, "--target-file", text)
     said = refused("train", text, "--no-header")
     assert "--no-header is an option of" in said
     assert "--task text-classification" in said
@@ -68,7 +68,7 @@ def test_an_empty_text_has_no_label(refused: Refused, run: Path) -> None:
 def test_texts_that_were_cut_are_said_to_be(call: Call, run: Path) -> None:
     answer = call("predict", run, "the cow eats " * 40, "a river")
     assert answer.code == 0
-    assert "reads the first 15 tokens; 1 text cut: 1" in answer.err
+    assert "reads the first 15 tokens; 1 text truncated: 1" in answer.err
     assert "note" not in call("predict", run, "a river").err
 
 

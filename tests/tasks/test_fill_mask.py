@@ -12,7 +12,7 @@ from tokenloom.data.documents import Document, TextData
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.neighbors import Neighbors
 from tokenloom.models.batch import IGNORE
-from tokenloom.tasks._masking import Draws, corrupt
+from tokenloom.tasks._masking import MaskingDraws, corrupt
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings, by_lines
 from tokenloom.training.batches import BatchContext, Batches
 
@@ -44,13 +44,13 @@ def test_the_published_corruption(tinyshakespeare: str) -> None:
     ids = torch.from_numpy(np.searchsorted(characters, list(tinyshakespeare)))
     training = ids[: int(0.9 * len(ids))]
     generator = torch.Generator().manual_seed(4)
-    seen, selected = corrupt(training[:60], Draws.of((60,), vocab_size, generator), mask)
+    seen, selected = corrupt(training[:60], MaskingDraws.of((60,), vocab_size, generator), mask)
     line = "".join("_" if i == mask else characters[i] for i in seen.tolist())
     assert line == "Fi_s_ Citizen:\nBefo_e we proceed any further, hear me__peak."
     assert selected.nonzero().flatten().tolist() == [2, 4, 5, 19, 53, 54]
     starts = torch.randint(len(training) - 64 - 1, (256,), generator=generator)
     rows = training[starts[:, None] + torch.arange(64)]
-    seen, selected = corrupt(rows, Draws.of((256, 64), vocab_size, generator), mask)
+    seen, selected = corrupt(rows, MaskingDraws.of((256, 64), vocab_size, generator), mask)
     share = selected.float().mean()
     masked = (seen[selected] == mask).float().mean()
     unchanged = (seen[selected] == rows[selected]).float().mean()
@@ -60,7 +60,7 @@ def test_the_published_corruption(tinyshakespeare: str) -> None:
 
 def test_corruption_by_hand() -> None:
     ids = torch.arange(6)
-    draws = Draws(
+    draws = MaskingDraws(
         torch.tensor([0.149, 0.15, 0.0, 0.0, 0.0, 0.9]),
         torch.tensor([0.799, 0.0, 0.8, 0.899, 0.9, 0.0]),
         torch.full((6,), 50),
@@ -72,7 +72,7 @@ def test_corruption_by_hand() -> None:
 
 def test_every_sample_asks_for_something() -> None:
     for seed in range(50):
-        draws = Draws.of_sample(2, 10, np.random.default_rng(seed))
+        draws = MaskingDraws.for_sample(2, 10, np.random.default_rng(seed))
         assert bool(corrupt(torch.tensor([1, 2]), draws, 99)[1].any())
 
 
@@ -108,7 +108,7 @@ def test_what_is_asked_is_what_was_there(run: tuple[FillMask, Path]) -> None:
 
 def test_it_learns_to_fill_in_a_rhyme(run: tuple[FillMask, Path]) -> None:
     task, _ = run
-    answers = task.fill("Three, f_ur, knock at t_e door.", mask="_", top=3)
+    answers = task.fill("Three, f_ur, knock at t_e door.", mask="_", num_answers=3)
     assert [place[0][0] for place in answers] == ["o", "h"]
     assert all(len(place) == 3 and place[0][1] > 0.3 for place in answers)
     assert task.evaluate()["accuracy"] > 0.6
@@ -149,7 +149,7 @@ def test_what_cannot_be_filled_in_is_said(run: tuple[FillMask, Path]) -> None:
 
 def test_lines_are_texts_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("".join(f"{'abcdefghij'[: 2 + n % 9]}\n" for n in range(20)) + "\n\n", "utf-8")
-    task = FillMask(FillMaskSettings(lines=True, context=6, width=16, depth=1, heads=2, tokenizer="char"))
+    task = FillMask(FillMaskSettings(line_by_line=True, context=6, width=16, depth=1, heads=2, tokenizer="char"))
     material = task.prepare(str(tmp_path / "lines.txt"))
     parts = material.training.take(material.training.all())
     assert all(len(part) <= 5 for part in parts)

@@ -54,9 +54,9 @@ def test_evaluate_has_the_tables(run: tuple[Path, str], capsys: pytest.CaptureFi
     assert main(["evaluate", str(run[0]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     counts = np.array(found["confusion"]["counts"])
-    assert counts.sum() == found["texts"] == 12
+    assert counts.sum() == found["num_texts"] == 12
     assert found["accuracy"] == counts.trace() / 12
-    assert found["majority"] == pytest.approx(1 / 3)
+    assert found["majority_accuracy"] == pytest.approx(1 / 3)
     assert [row["support"] for row in found["classes"]] == [4, 4, 4]
     assert main(["evaluate", str(run[0])]) == 0
     printed = capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_predict_takes_texts_lines_and_tables(
         ("the goat and cow 2", "very fast beast"),
         ("the saw and axe 1", "7"),
     ]
-    assert len(said("--file", run[1], "--column", "text").splitlines()) == 2 + 48
+    assert len(said("--file", run[1], "--text-column", "text").splitlines()) == 2 + 48
     assert main(["predict", str(run[0])]) == 2
     assert "nothing to label" in capsys.readouterr().err
 
@@ -91,7 +91,7 @@ def test_labels_never_learnt_count_as_wrong(run: tuple[Path, str], tmp_path: Pat
     other.write_text("text,label\nthe goat and hen 3,very fast beast\nthe goat and hen 4,new\n", "utf-8")
     found = tokenloom.load(run[0]).evaluate(str(other))
     assert found["accuracy"] == 0.5
-    assert found["confusion"]["classes"] == ["7", "fruit", "very fast beast", "(not learned)"]
+    assert found["confusion"]["classes"] == ["7", "fruit", "very fast beast", "(not a class)"]
     assert np.array(found["confusion"]["counts"])[3].sum() == 1
 
 
@@ -117,7 +117,14 @@ def test_balanced_classes_weigh_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("\n".join(rows), "utf-8")
     task: Any = tokenloom.train(
-        str(path), steps=1, class_weights="balanced", smoothing=0.0, hide=0.0, dropout=0.0, val_fraction=0.2, **TINY
+        str(path),
+        steps=1,
+        class_weights="balanced",
+        label_smoothing=0.0,
+        token_dropout=0.0,
+        dropout=0.0,
+        val_fraction=0.2,
+        **TINY,
     )
     samples = task.prepare(str(path)).training
     keys = samples.all()
@@ -147,14 +154,14 @@ def test_hidden_tokens_are_a_function_of_the_moment(run: tuple[Path, str]) -> No
 
 def test_naive_bayes_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = table(tmp_path), str(tmp_path / "nb")
-    assert main(["train", data, "--model", "naive-bayes", "--alpha", "0.5", "--out", out, "--json"]) == 0
+    assert main(["train", data, "--model", "naive-bayes", "--add-k", "0.5", "--out", out, "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["accuracy"] == 1.0
     assert found["baseline"]["unit"] == "accuracy"
     assert main(["predict", out, "a goat", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predictions"][0]["label"] == "very fast beast"
     task: Any = tokenloom.load(out)
-    spaces = task._idle_ids()
+    spaces = task._ignored_ids()
     assert {task.tokenizer.decode([id]) for id in spaces} == {" ", ""}, "white space and unknown words say nothing"
 
 
@@ -162,13 +169,13 @@ def test_naive_bayes_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     ("settings", "message"),
     [
         ({"model": "naive-bayes", "width": 16}, "--width has no effect with --model naive-bayes"),
-        ({"model": "naive-bayes", "hide": 0.1}, "--hide has no effect with --model naive-bayes"),
-        ({"alpha": 1.0}, "--alpha has no effect with --model encoder"),
-        ({"model": "naive-bayes", "alpha": 0.0}, "--alpha 0.0: must be above 0"),
-        ({"smoothing": 1.0}, "--smoothing 1.0: must be from 0 up to"),
+        ({"model": "naive-bayes", "token_dropout": 0.1}, "--token-dropout has no effect with --model naive-bayes"),
+        ({"add_k": 1.0}, "--add-k has no effect with --model encoder"),
+        ({"model": "naive-bayes", "add_k": 0.0}, "--add-k 0.0: must be above 0"),
+        ({"label_smoothing": 1.0}, "--label-smoothing 1.0: must be from 0 up to"),
         ({"val_fraction": 0.0}, "--val-fraction 0.0: must be above 0"),
-        ({"validation": "x.csv", "split": 2}, "--val-fraction and --split have no effect with --validation"),
-        ({"grams": 9}, "--grams 9: must be from 0 to 8"),
+        ({"val_data": "x.csv", "split_seed": 2}, "--split-seed has no effect with --val-data x.csv"),
+        ({"ngram_features": 9}, "--ngram-features 9: must be from 0 to 8"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -183,4 +190,4 @@ def test_a_long_text_is_named(tmp_path: Path) -> None:
     path.write_text("\n".join(["text,label", *rows]), "utf-8")
     task: Any = TextClassification()
     report = "\n".join(task.prepare(str(path)).lines)
-    assert "1 text longer than --context 128 tokens, read to there: a.csv:22" in report
+    assert "1 text longer than --context 128 tokens, truncated: a.csv:22" in report

@@ -38,7 +38,7 @@ def test_it_learns_names_and_measures_them(run: tuple[TokenClassification, Path]
     assert metrics["f1/spans"] > 0.9
     assert metrics["macro_f1"] > 0.9
     assert metrics["accuracy"] > 0.9
-    assert metrics["there/B-LOC"] + metrics["there/B-PER"] <= metrics["words"]
+    assert metrics["support/B-LOC"] + metrics["support/B-PER"] <= metrics["num_words"]
     lines = "\n".join(task.metric_lines(metrics))
     assert "whole spans" in lines
     assert "B-PER" in lines
@@ -76,9 +76,9 @@ def test_counting_taggers_are_measured_on_the_same_words(run: tuple[TokenClassif
     task, folder = run
     fresh = tokenloom.load(folder / "run")
     assert isinstance(fresh, TokenClassification)
-    counted, metrics = fresh.counting(3), task.evaluate()
-    assert counted["words"] == metrics["words"]
-    assert counted["there/O"] == metrics["there/O"]
+    counted, metrics = fresh.count_baseline(3), task.evaluate()
+    assert counted["num_words"] == metrics["num_words"]
+    assert counted["support/O"] == metrics["support/O"]
     assert counted["accuracy"] > 0.9
     baseline = fresh.baseline(fresh.prepare(fresh.source))
     assert baseline.value == pytest.approx(counted["loss"])
@@ -89,7 +89,7 @@ def test_other_data_are_measured_and_other_labels_refused(
 ) -> None:
     task, _ = run
     (tmp_path / "more.conll").write_text("Bob B-PER\nmet O\n", "utf-8")
-    assert task.evaluate(str(tmp_path / "more.conll"))["words"] == 2
+    assert task.evaluate(str(tmp_path / "more.conll"))["num_words"] == 2
     (tmp_path / "odd.conll").write_text("Bob B-PER\nmet VERB\n", "utf-8")
     with pytest.raises(UserError, match=r"odd.conll:1: the label 'VERB' is none of"):
         task.evaluate(str(tmp_path / "odd.conll"))
@@ -100,8 +100,8 @@ def test_long_sentences_and_long_words_are_named(tmp_path: Path) -> None:
     (tmp_path / "long.conll").write_text(text, "utf-8")
     task, material = prepared(tmp_path / "long.conll")
     notes = "\n".join(line for line in material.lines if line.startswith("note"))
-    assert "cut into windows that overlap" in notes
-    assert "1 word longer than the model" in notes
+    assert "split into windows that overlap" in notes
+    assert "1 word longer than the context" in notes
     words = task._parts
     assert words is not None
     counted = sum(
@@ -135,12 +135,12 @@ def test_any_text_gives_labels_of_punctuation(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"val_fraction": 0.0}, "--val-fraction"),
-        ({"validation": "x", "val_fraction": 0.2}, "--val-fraction has no effect"),
-        ({"labels": "punctuation", "word_column": 1}, "--word-column has no effect"),
+        ({"val_data": "x", "val_fraction": 0.2}, "--val-fraction has no effect"),
+        ({"labels": "punctuation", "token_column": 1}, "--token-column has no effect"),
         ({"width": 30, "heads": 4}, None),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, settings: dict[str, Any], message: str | None) -> None:
     (tmp_path / "names.conll").write_text(NAMES, "utf-8")
-    with pytest.raises(UserError, match=message or "--width 30: cannot be shared"):
+    with pytest.raises(UserError, match=message or "--width 30: must be divisible"):
         prepared(tmp_path / "names.conll", **settings)

@@ -59,7 +59,7 @@ def test_the_task_is_guessed_and_its_run_says_what_it_is(call: Call, table: Path
     assert "58 pairs train, 6 validate" in err
     assert "baseline:" in err
     assert "of the targets exactly" in err
-    assert "tokens right:" in out
+    assert "accuracy:" in out
     assert " → " in out
     assert "try: tokenloom predict" in out
     assert "loss, nats" not in err
@@ -76,17 +76,17 @@ def test_predictions_a_line_each_and_as_json(call: Call, run: Path, tmp_path: Pa
     code, out, _ = call("predict", run, "ae", "cgbad", "bh", "--json")
     outputs = json.loads(out)["outputs"]
     assert [one["text"] for one in outputs] == lines
-    weights = outputs[1]["alignment"]["weights"]
-    assert outputs[1]["alignment"]["source"] == [*"cgbad", "⟨end⟩"]
-    assert len(weights) == len(outputs[1]["alignment"]["target"])
+    weights = outputs[1]["attention"]["weights"]
+    assert outputs[1]["attention"]["source"] == [*"cgbad", "⟨end⟩"]
+    assert len(weights) == len(outputs[1]["attention"]["target"])
     assert all(sum(row) == pytest.approx(1.0, abs=1e-5) for row in weights)
-    assert outputs[0]["log_prob_a_token"] < 0
+    assert outputs[0]["log_prob_per_token"] < 0
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-def test_a_batch_of_sources_gives_what_each_gets_alone(trained: Translation, beam: int) -> None:
-    together = trained.translate(WORDS[:24], beam=beam)
-    assert together == [trained.translate([word], beam=beam)[0] for word in WORDS[:24]]
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_batch_of_sources_gives_what_each_gets_alone(trained: Translation, num_beams: int) -> None:
+    together = trained.translate(WORDS[:24], num_beams=num_beams)
+    assert together == [trained.translate([word], num_beams=num_beams)[0] for word in WORDS[:24]]
     assert len(set(together)) > 5
 
 
@@ -108,7 +108,10 @@ def test_greedy_translations_are_what_the_full_model_finds_token_by_token(traine
 def test_a_wider_beam_finds_no_worse_scores(trained: Translation) -> None:
     ids = [trained.source_ids(word, "word")[0] for word in WORDS[:20]]
     total = [
-        sum(one.average * (len(one.ids) + one.ended) for one in trained.translations(ids, beam=b, length_penalty=0.0))
+        sum(
+            one.log_prob * (len(one.ids) + one.ended)
+            for one in trained.translate_ids(ids, num_beams=b, length_penalty=0.0)
+        )
         for b in (1, 8)
     ]
     assert total[1] >= total[0] - 1e-4
@@ -117,14 +120,16 @@ def test_a_wider_beam_finds_no_worse_scores(trained: Translation) -> None:
 def test_what_is_measured(trained: Translation, table: Path) -> None:
     pytest.importorskip("sacrebleu")
     metrics = trained.evaluate()
-    assert {"loss", "exact", "accuracy", "bleu", "chrf", "pairs"} <= set(metrics)
-    assert metrics["pairs"] == 6
+    assert {"loss", "exact_match", "accuracy", "bleu", "chrf", "num_pairs"} <= set(metrics)
+    assert metrics["num_pairs"] == 6
     assert trained.evaluate(batch_size=2) == pytest.approx(metrics)
     everything = trained.evaluate(str(table))
     right = sum(a == word[::-1] for a, word in zip(trained.translate(WORDS), WORDS, strict=True))
-    assert everything["exact"] == right / len(WORDS)
+    assert everything["exact_match"] == right / len(WORDS)
     # Every token the likeliest after the true ones before it: that is what greedy choice gives.
-    assert trained.metrics(trained_totals(trained, str(table)))["exact"] == pytest.approx(everything["exact"])
+    assert trained.metrics(trained_totals(trained, str(table)))["exact_match"] == pytest.approx(
+        everything["exact_match"]
+    )
 
 
 def trained_totals(task: Translation, data: str) -> Any:
@@ -137,17 +142,17 @@ def test_two_aligned_files_are_measured_as_the_table_of_their_lines(call: Call, 
     (tmp_path / "ab.src").write_text("".join(f"{word}\n" for word in WORDS), "utf-8")
     (tmp_path / "ab.tgt").write_text("".join(f"{word[::-1]}\n" for word in WORDS), "utf-8")
     (tmp_path / "ab.csv").write_text("source,target\n" + "".join(f"{word},{word[::-1]}\n" for word in WORDS), "utf-8")
-    ways = ["--data", tmp_path / "ab.src", "--target", tmp_path / "ab.tgt"], ["--data", tmp_path / "ab.csv"]
+    ways = ["--data", tmp_path / "ab.src", "--target-file", tmp_path / "ab.tgt"], ["--data", tmp_path / "ab.csv"]
     found = [json.loads(call("evaluate", run, *way, "--json")[1]) for way in ways]
     for one in found:
         del one["seconds"], one["data"]
     assert found[0] == found[1]
-    assert found[0]["translated"] == len(WORDS)
+    assert found[0]["num_translated"] == len(WORDS)
     (tmp_path / "ab.tgt").write_text("eh\n", "utf-8")
     code, _, err = call("evaluate", run, *ways[0])
     assert code == 2
     assert "1 line" in err
-    code, _, err = call("evaluate", run, "--target", tmp_path / "ab.tgt")
+    code, _, err = call("evaluate", run, "--target-file", tmp_path / "ab.tgt")
     assert code == 2
     assert "--data" in err
 
@@ -163,14 +168,14 @@ def test_without_sacrebleu_the_rest_is_measured(trained: Translation, monkeypatc
 def test_a_loaded_run_translates_the_same(trained: Translation, run: Path) -> None:
     again = tokenloom.load(run)
     assert isinstance(again, Translation)
-    assert again.translate(WORDS[:9], beam=2) == trained.translate(WORDS[:9], beam=2)
+    assert again.translate(WORDS[:9], num_beams=2) == trained.translate(WORDS[:9], num_beams=2)
     assert again.evaluate() == trained.evaluate()
 
 
 def test_the_alignment_is_drawn(call: Call, run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, more in (("light.png", []), ("dark.png", ["--dark"])):
-        code, _, err = call("predict", run, "cgbad", "--alignment", tmp_path / name, *more)
+        code, _, err = call("predict", run, "cgbad", "--attention-plot", tmp_path / name, *more)
         assert code == 0
         assert name in err
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
@@ -182,12 +187,12 @@ def test_the_alignment_is_drawn(call: Call, run: Path, tmp_path: Path) -> None:
         ([], "nothing to translate"),
         ([""], "source 1: is empty"),
         (["ae", "  "], "source 2: is empty"),
-        (["aZe"], "source 1: the model has never seen 1 character: 'Z' (U+005A)"),
-        (["abcdefgh"], "source 1: has 8 tokens, and the model takes 5 at most"),
-        (["ae", "--beam", "0"], "--beam 0: must be at least 1"),
-        (["ae", "--length-penalty", "2"], "--length-penalty has no effect without --beam"),
-        (["ae", "--dark"], "--dark has no effect without --alignment"),
-        (["ae", "bf", "--alignment", "x.png"], "--alignment draws one translation; 2 sources"),
+        (["aZe"], "source 1: not in the vocabulary: 1 character: 'Z' (U+005A)"),
+        (["abcdefgh"], "source 1: has 8 tokens, and the model reads at most 5"),
+        (["ae", "--num-beams", "0"], "--num-beams 0: must be at least 1"),
+        (["ae", "--length-penalty", "2"], "--length-penalty has no effect without --num-beams"),
+        (["ae", "--dark"], "--dark has no effect without --attention-plot"),
+        (["ae", "bf", "--attention-plot", "x.png"], "--attention-plot draws one translation; 2 sources"),
         (["--file", "none.txt"], "--file none.txt: cannot be read: No such file"),
         (["ae", "--file", "none.txt"], "texts are given too"),
     ],
@@ -210,14 +215,14 @@ def test_an_empty_line_of_a_file_is_named(call: Call, run: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"longest": 3}, r"with more than 3 tokens on a side: reversed.csv:4 \(4\).*--too-long leave-out"),
-        ({"longest": 1, "too_long": "leave-out"}, "no pair to train on is at most 1 tokens long"),
-        ({"smoothing": 1.0}, "--smoothing 1.0: must be from 0"),
-        ({"model": "rnn", "heads": 2}, "--heads 2: is for --model transformer"),
+        ({"max_length": 3}, r"with more than 3 tokens on a side: reversed.csv:4 \(4\).*--too-long drop"),
+        ({"max_length": 1, "too_long": "drop"}, "no pair to train on is at most 1 tokens long"),
+        ({"label_smoothing": 1.0}, "--label-smoothing 1.0: must be from 0"),
+        ({"model": "rnn", "heads": 2}, "--heads has no effect with --model rnn"),
         ({"width": 30, "heads": 4}, "not 7 .--width and --heads decide"),
         ({"model": "rnn", "width": 31}, "a width of 31"),
-        ({"size": "smal"}, "no such size; did you mean"),
-        ({"target": "none.txt"}, "a table; --target joins two plain text files"),
+        ({"size": "smal"}, "--size smal: must be .*; did you mean"),
+        ({"target_file": "none.txt"}, "a table; --target-file joins two plain text files"),
     ],
 )
 def test_settings_that_do_not_fit(table: Path, settings: dict[str, Any], message: str) -> None:
@@ -226,17 +231,17 @@ def test_settings_that_do_not_fit(table: Path, settings: dict[str, Any], message
 
 
 def test_pairs_that_are_too_long_are_left_out_when_asked(table: Path) -> None:
-    fitting = tokenloom.fit(table, task="translation", dry_run=True, longest=4, too_long="leave-out")
+    fitting = tokenloom.fit(table, task="translation", dry_run=True, max_length=4, too_long="drop")
     report = next(event for event in fitting if hasattr(event, "report")).report
-    left = [note for note in report["notes"] if "left out" in note]
+    left = [note for note in report["notes"] if "dropped" in note]
     assert (
-        left == ["left out 16 pairs with more than 4 tokens on a side: " + left[0].partition(": ")[2]] or len(left) == 2
+        left == ["dropped 16 pairs with more than 4 tokens on a side: " + left[0].partition(": ")[2]] or len(left) == 2
     )
-    assert sum(int(note.split()[2]) for note in left) == 16
+    assert sum(int(note.split()[1]) for note in left) == 16
 
 
 def test_smoothing_is_for_training_alone(table: Path) -> None:
-    plain, smooth = (Translation(Translation.Settings(size="nano", smoothing=s)) for s in (0.0, 0.2))
+    plain, smooth = (Translation(Translation.Settings(size="nano", label_smoothing=s)) for s in (0.0, 0.2))
     batches = []
     for task in (plain, smooth):
         samples = task.prepare(str(table)).training
@@ -257,11 +262,11 @@ def test_smoothing_is_for_training_alone(table: Path) -> None:
 def test_two_files_and_two_vocabularies(call: Call, tmp_path: Path) -> None:
     (tmp_path / "a.en").write_text("".join(f"{w}\n" for w in WORDS))
     (tmp_path / "a.xx").write_text("".join(f"{w.upper()}\n" for w in WORDS))
-    words = ["--size", "nano", "--steps", "2", "--threads", "1", "--vocabularies", "separate", "--model", "rnn"]
+    words = ["--size", "nano", "--steps", "2", "--threads", "1", "--separate-vocab", "--model", "rnn"]
     code, _, err = call(
         "train",
         tmp_path / "a.en",
-        "--target",
+        "--target-file",
         tmp_path / "a.xx",
         "--task",
         "translation",
@@ -270,13 +275,13 @@ def test_two_files_and_two_vocabularies(call: Call, tmp_path: Path) -> None:
         tmp_path / "r",
     )
     assert code == 0, err
-    assert "tokenizers: char for sources, 9 ids; char for targets, 9 ids" in " ".join(err.split())
+    assert "tokenizers: char for sources, vocabulary of 9; char for targets, vocabulary of 9" in " ".join(err.split())
     task = tokenloom.load(tmp_path / "r")
     assert isinstance(task, Translation)
     assert task.tokenizers[0].unseen("A") == ["A"]
     assert task.tokenizers[1].unseen("a") == ["a"]
-    assert not task.attends
-    code, _, err = call("predict", tmp_path / "r", "ae", "--alignment", tmp_path / "x.png")
+    assert not task.has_cross_attention
+    code, _, err = call("predict", tmp_path / "r", "ae", "--attention-plot", tmp_path / "x.png")
     assert code == 2
     assert "no attention" in err
     tokenizer = tmp_path / "r" / "target_tokenizer.json"
@@ -291,4 +296,4 @@ def test_words_that_are_not_known_are_named(tmp_path: Path) -> None:
     task = tokenloom.train(path, task="translation", tokenizer="word", vocab_size=12, steps=2, size="nano", threads=1)
     assert isinstance(task, Translation)
     _, notes = task.source_ids("one zebra two", "source 1")
-    assert notes == ["source 1: the model does not know 1 word: 'zebra'"]
+    assert notes == ["source 1: not in the vocabulary: 1 word: 'zebra'"]

@@ -193,11 +193,11 @@ def _places(columns: Columns, width: int, tabs: bool, where: str, notes: list[st
     universal = tabs and width == _UNIVERSAL
     word = (2 if universal else 1) if columns.word is None else columns.word
     label = (4 if universal else width) if columns.label is None else columns.label
-    for option, place in (("word", word), ("label", label)):
+    for option, place in (("token", word), ("label", label)):
         if not 1 <= place <= width:
             raise UserError(f"--{option}-column {place}: {where} has columns 1 to {width}")
     if word == label:
-        raise UserError(f"--word-column {word} and --label-column {label} are the same column")
+        raise UserError(f"--token-column {word} and --label-column {label} are the same column")
     if width > 2 and columns.label is None:
         notes.append(f"{name}: the label is taken from column {label} of {width}; --label-column takes another")
     return word - 1, label - 1

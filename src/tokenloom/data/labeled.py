@@ -210,7 +210,7 @@ def _json_titles(text: str) -> list[str]:
 
 def _built_in(name: str, columns: LabelColumns) -> LabeledData:
     if columns != LabelColumns():
-        raise UserError(f"{name} is a built-in data set: --column, --label and --header do not apply to it")
+        raise UserError(f"{name} is a built-in data set: --text-column, --label-column and --header do not apply to it")
     return recipes.load_as(name, LabeledData, "labeled texts")
 
 
@@ -230,7 +230,7 @@ def _text_of(path: Path, encoding: str) -> tuple[str, str]:
 def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabeledData:
     """A sample a file; the label is the folder right below the root."""
     if columns.label is not None or columns.header is not None:
-        raise UserError(f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label away")
+        raise UserError(f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label-column away")
     data = read_text(root, encoding=encoding, column=columns.text)
     outside = [document.id for document in data.documents if "/" not in document.id]
     items = [Labeled(d.id, d.text, d.id.split("/")[0]) for d in data.documents if "/" in d.id]
@@ -424,4 +424,4 @@ def _only_label(others: list[str], titles: list[str], rows: Sequence[Sequence[An
             repeating.append(title)
     if len(repeating) == 1:
         return repeating[0]
-    raise Unreadable(f"which column is the label? --label NAME says it: {some(repeating or others)}")
+    raise Unreadable(f"which column is the label? --label-column NAME says it: {some(repeating or others)}")

@@ -118,7 +118,7 @@ def read_pairs(
         return _built_in(source, target, columns)
     if target is not None:
         if columns != PairColumns():
-            raise UserError(f"--target {target}: two aligned files have no columns; leave the options of tables away")
+            raise UserError(f"--target-file {target}: two aligned files have no columns; leave the options of tables away")
         return _aligned(source, target, encoding)
     text, ending = _text(source, encoding)
     name = printable_path(Path(source).name)
@@ -129,7 +129,7 @@ def read_pairs(
             sorter = _table_pairs(text, name, ending == ".tsv", columns)
         else:
             raise Unreadable(
-                "plain text holds no pairs: give a table (.csv, .tsv, .jsonl, .json), or with --target FILE the file"
+                "plain text holds no pairs: give a table (.csv, .tsv, .jsonl, .json), or with --target-file FILE the file"
                 " whose lines are the targets of its lines"
             )
         return sorter.data()
@@ -139,16 +139,16 @@ def read_pairs(
 
 def _built_in(name: str, target: str | None, columns: PairColumns) -> PairData:
     if target is not None or columns != PairColumns():
-        raise UserError(f"{name} is a built-in data set: --target and the options of tables do not apply to it")
+        raise UserError(f"{name} is a built-in data set: --target-file and the options of tables do not apply to it")
     return recipes.load_as(name, PairData, "pairs")
 
 
 def _text(path: str, encoding: str) -> tuple[str, str]:
     """The text of a file, its line ends as they are, and its ending. Raises UserError."""
     if path == "-" or not path:
-        raise UserError("pairs are read from a file: give a table, or two aligned files with --target")
+        raise UserError("pairs are read from a file: give a table, or two aligned files with --target-file")
     if Path(path).is_dir():
-        raise UserError(f"{shown_path(path)} is a folder: give a table of pairs, or two aligned files with --target")
+        raise UserError(f"{shown_path(path)} is a folder: give a table of pairs, or two aligned files with --target-file")
     if not os.path.lexists(path):
         raise UserError(no_such(path))
     try:
@@ -168,7 +168,7 @@ def _aligned(source: str, target: str, encoding: str) -> PairData:
     for path in (source, target):
         text, ending = _text(path, encoding)
         if ending in JSON_ENDINGS + TABLE_ENDINGS:
-            raise UserError(f"{shown_path(path)}: a table; --target joins two plain text files, line by line")
+            raise UserError(f"{shown_path(path)}: a table; --target-file joins two plain text files, line by line")
         sides.append(fold_newlines(text).removesuffix("\n").split("\n"))
     if len(sides[0]) != len(sides[1]):
         counts = " and ".join(

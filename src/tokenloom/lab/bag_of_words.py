@@ -15,8 +15,7 @@ from tokenloom.lab.corpus import CORPUS, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, shown
 from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.plotting.svg import Line, Plot
-from tokenloom.tasks._text_classification_settings import TextClassificationSettings
-from tokenloom.tasks.text_classification import LabeledSamples, TextClassification
+from tokenloom.tasks.text_classification import LabeledSamples, TextClassification, TextClassificationSettings
 from tokenloom.training.batches import BatchContext
 
 SPEAKERS = 5
@@ -58,7 +57,7 @@ def naive_bayes(bench: Bench) -> Outcome:
     from sklearn.naive_bayes import MultinomialNB
 
     items = speeches(corpus_text(), SPEAKERS)
-    task = TextClassification(TextClassificationSettings(model="naive-bayes", val_fraction=0.3, split=bench.seed))
+    task = TextClassification(TextClassificationSettings(model="naive-bayes", val_fraction=0.3, split_seed=bench.seed))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "speeches.jsonl"
         path.write_text("\n".join(json.dumps({"text": text, "label": name}) for text, name in items), "utf-8")

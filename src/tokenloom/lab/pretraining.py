@@ -21,11 +21,10 @@ from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experime
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.plotting.svg import Line, Plot
 from tokenloom.runs.initialization import initialize_from
-from tokenloom.tasks._masking import SELECTED, Draws, corrupt
-from tokenloom.tasks._text_classification_settings import TextClassificationSettings
+from tokenloom.tasks._masking import SELECTED, MaskingDraws, corrupt
 from tokenloom.tasks._text_encoder import TextEncoderTask
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
-from tokenloom.tasks.text_classification import TextClassification
+from tokenloom.tasks.text_classification import TextClassification, TextClassificationSettings
 from tokenloom.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import StepFinished
@@ -159,10 +158,10 @@ def masked(task: FillMask, samples: Samples, seed: int) -> Callable[[int], list[
 
     def batches(step: int) -> list[Batch]:
         keys = alike_long(samples, READING_BATCH, np.random.default_rng((seed, step)))
-        stream = task.rows(samples.take(keys))
+        stream = task.stream(samples.take(keys))
         ids = stream.tokens
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        draws = Draws.of(tuple(ids.shape), task.tokenizer.vocab_size - len(task.tokenizer.specials), generator)
+        draws = MaskingDraws.of(tuple(ids.shape), task.tokenizer.vocab_size - len(task.tokenizer.specials), generator)
         # `corrupt` selects below its own share.
         seen, selected = corrupt(ids, replace(draws, select=draws.select * (SELECTED / SHARE)), task.mask_id)
         if stream.real is not None:
@@ -206,7 +205,7 @@ def first(samples: Samples, count: int) -> ListSamples:
 
 def read(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> FillMask:
     """An encoder that has filled in words of definitions, without a label."""
-    task = FillMask(FillMaskSettings(lines=True, vocab_size=1_000, **SIZES))
+    task = FillMask(FillMaskSettings(line_by_line=True, vocab_size=1_000, **SIZES))
     path = folder / "read.txt"
     path.write_text("\n".join(one.text for one in part), "utf-8")
     material = task.prepare(str(path))
@@ -224,12 +223,12 @@ def learned(
     """What is reached from few labels, on that body, or on a fresh one of its sizes and tokenizer."""
     # No bag of n-grams stands beside the encoder.
     task: TextEncoderTask = (
-        TextClassification(TextClassificationSettings(grams=0))
+        TextClassification(TextClassificationSettings(ngram_features=0))
         if use == "class"
         else TokenClassification(TokenClassificationSettings())
     )
     task.adopt_config(body)
-    task.settings = replace(task.settings, validation=str(held))
+    task.settings = replace(task.settings, val_data=str(held))
     material = task.prepare(str(few))
     task.model = task.build(seed=seed)
     if init:
@@ -286,7 +285,7 @@ def tuned(bench: Bench) -> Outcome:
         (use, way): [float(np.mean(found[use, way, count])) for count in budget.labels] for use in USES for way in WAYS
     }
     bound = QUICK_BOUND if bench.quick else BOUND
-    return Outcome(measures_of(means, budget, bound), pictures_of(means, budget))
+    return Outcome(measures_of(means, budget, bound), plots_of(means, budget))
 
 
 def measures_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound: float) -> list[Measure]:
@@ -304,7 +303,7 @@ def measures_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound
     return measures
 
 
-def pictures_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> list[Plot]:
+def plots_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> list[Plot]:
     """One of each use."""
     return [
         Plot(

@@ -10,7 +10,7 @@ from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfi
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
 from tokenloom.plotting.svg import Line, Panel, Plot
-from tokenloom.tasks._translation_settings import CHAPTER_RECIPE
+from tokenloom.tasks.translation import CLASSIC_RECIPE
 
 LENGTH, STEPS, TESTS = 10, 301, 500
 LOSSES = {0: "2.54", 100: "0.99", 200: "0.016", 300: "0.010"}
@@ -46,7 +46,7 @@ def reversal(bench: Bench) -> Outcome:
     model = EncoderDecoder(config, seed=bench.seed)
     generator = bench.generator()
     steps = 151 if bench.quick else STEPS
-    recipe = {**CHAPTER_RECIPE, "weight_decay_on": "matrices"}
+    recipe = {**CLASSIC_RECIPE, "weight_decay_on": "matrices"}
     losses = train_reversal(model, recipe, steps, generator, lambda step: LENGTH, tell=bench.tell)
     strings = torch.randint(0, DIGITS, (TESTS, LENGTH), generator=generator)
     share = share_reversed(model, strings)

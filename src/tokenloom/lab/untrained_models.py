@@ -15,7 +15,7 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.lora import LoRALinear, apply_lora
 from tokenloom.nn.modules import count_parameters
 from tokenloom.plotting.svg import Line, Plot
-from tokenloom.tasks._masking import Draws, corrupt
+from tokenloom.tasks._masking import MaskingDraws, corrupt
 
 
 @experiment(
@@ -153,12 +153,12 @@ def masked(bench: Bench) -> Outcome:
     ids = torch.from_numpy(np.searchsorted(characters, list(text)))
     training = ids[: int(0.9 * len(ids))]
     g = bench.generator()
-    seen, selected = corrupt(training[:60], Draws.of((60,), vocab_size, g), mask)
+    seen, selected = corrupt(training[:60], MaskingDraws.of((60,), vocab_size, g), mask)
     line = "".join("_" if i == mask else characters[i] for i in seen.tolist()).replace("\n", "⏎")
     places = " ".join(str(i) for i in selected.nonzero().flatten().tolist())
     starts = torch.randint(len(training) - WINDOW - 1, (256,), generator=g)
     rows = training[starts[:, None] + torch.arange(WINDOW)]
-    seen, selected = corrupt(rows, Draws.of((256, WINDOW), vocab_size, g), mask)
+    seen, selected = corrupt(rows, MaskingDraws.of((256, WINDOW), vocab_size, g), mask)
     found = (
         selected.float().mean().item(),
         (seen[selected] == mask).float().mean().item(),

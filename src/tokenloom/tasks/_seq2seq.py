@@ -1,4 +1,4 @@
-"""Translating with a trained model: from texts to texts, with beam search, and with the alignment."""
+"""What sequence-to-sequence tasks share: translation of texts by beam search, and cross-attention as an alignment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tokenloom.config import Options, option
+from tokenloom.config import Options, flag, option
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable, decode, fold_newlines
 from tokenloom.errors import UserError
@@ -23,15 +23,15 @@ from tokenloom.nn.hooks import Hooks
 from tokenloom.tasks.base import Show, Task
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, quote_list, utf8_length
 
-# So many sources are translated at a time.
-TOGETHER = 64
+BATCH_SIZE = 64
+_NO_ATTENTION = f"{flag('attention_plot')}: this model has no attention"
 
 
 @dataclass(frozen=True)
-class PairMeasuringOptions(Options):
-    """Which pairs are measured."""
+class PairEvaluationOptions(Options):
+    """Which pairs are used for evaluation."""
 
-    target: str | None = option(None, "with --data FILE: the file whose line n is the target of its line n")
+    target_file: str | None = option(None, "with --data FILE: file whose line n is the target of line n of FILE")
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,20 @@ class TranslateOptions(Options):
 
     sources: list[str] = option([], "texts to translate", positional=True)
     file: str | None = option(None, "translate each line of this file; - is standard input")
-    beam: int = option(1, "beam search of this width; 1 takes the likeliest token each time")
-    length_penalty: float = option(1.0, "beam search: divide log-probabilities by length to this power")
-    alignment: str | None = option(None, "draw which source tokens each token looked at into this PNG file")
-    dark: bool = option(False, "draw for a dark page")
-
-    def check(self) -> None:
-        if self.beam < 1:
-            raise UserError(f"--beam {self.beam}: must be at least 1")
-        if not 0 <= self.length_penalty <= 10:
-            raise UserError(f"--length-penalty {self.length_penalty}: must be from 0 to 10")
-        if self.beam == 1 and self.length_penalty != 1.0:
-            raise UserError("--length-penalty has no effect without --beam: leave it out")
-        if self.dark and self.alignment is None:
-            raise UserError("--dark has no effect without --alignment: leave it out")
+    num_beams: int = option(1, "beam width; 1 is greedy decoding", low=1)
+    length_penalty: float = option(
+        1.0, "beam search: scores are log-probabilities over length to this power", low=0, high=10, needs="num_beams"
+    )
+    attention_plot: str | None = option(None, "PNG to write: which source tokens each target token attends to")
+    dark: bool = option(False, "dark background", needs="attention_plot")
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Which tokens of the source each token of a translation looked at.
+    """How much each token of a translation attends to each token of the source.
 
-    source, target: the tokens as they print, the last of each being the end. weights: (target tokens, source tokens);
-    each row sums to 1.
+    source, target: the tokens as they print; the last of each is the end token. weights: (target tokens, source
+    tokens); each row sums to 1.
     """
 
     source: list[str]
@@ -70,11 +62,11 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class Translation:
-    """A translation, ln p of it a token, and whether it came to its end within the model's limit."""
+class Translated:
+    """A translation, its mean log-probability per token, and whether it ended within the model's limit."""
 
     text: str
-    average: float
+    log_prob: float
     ended: bool
     ids: tuple[int, ...]
 
@@ -83,18 +75,17 @@ class Seq2SeqTask(Task):
     """A task whose model predicts a target from a source, both of them text."""
 
     uses: ClassVar[Mapping[str, type]] = {"predict": TranslateOptions}
-    measuring = PairMeasuringOptions
+    measuring = PairEvaluationOptions
 
     @property
     @abstractmethod
     def tokenizers(self) -> tuple[TextTokenizer, TextTokenizer]:
-        """Between text and ids: of the sources, and of the targets. Raises UserError before there are any."""
+        """Return the tokenizers of the sources and of the targets. Raise UserError before there are any."""
 
     def source_ids(self, text: str, where: str) -> tuple[Ids, list[str]]:
-        """The ids of a source without its end, and what there is to say about it.
+        """Return the ids of a source without its end token, and notes on it.
 
-        Raises UserError for what cannot be translated: no text, characters never seen, or more tokens than the model
-        takes.
+        Raise UserError for what cannot be translated: no text, unseen characters, or more tokens than the model reads.
         """
         tokenizer, limit = self.tokenizers[0], self.model_config["source_context"]
         text = fold_newlines(text)
@@ -107,124 +98,130 @@ class Seq2SeqTask(Task):
         unseen = tokenizer.unseen(text)
         if unseen and UNKNOWN not in tokenizer.specials:
             raise UserError(
-                f"{where}: the model has never seen {quote_list(unseen, 'character')}; leave out what it does"
-                " not know, or train with --tokenizer byte-bpe, which takes any text"
+                f"{where}: not in the vocabulary: {quote_list(unseen, 'character')}; leave it out, or train with"
+                " --tokenizer byte-bpe, which reads any text"
             )
-        notes = [f"{where}: the model does not know {quote_list(unseen, 'word')}"] if unseen else []
+        notes = [f"{where}: not in the vocabulary: {quote_list(unseen, 'word')}"] if unseen else []
         ids = tokenizer.encode(text)
         if len(ids) >= limit:
             raise UserError(
-                f"{where}: has {len(ids):,} tokens, and the model takes {limit - 1:,} at most; translate it in parts,"
-                " or train with a larger --longest"
+                f"{where}: has {len(ids):,} tokens, and the model reads at most {limit - 1:,}; translate it in parts,"
+                f" or train with a larger {flag('max_length')}"
             )
         return ids, notes
 
     def source_stream(self, sources: Sequence[Ids]) -> Stream:
-        """Sources as a stream, each with its end; no mask where all are equally long."""
+        """Return sources as a stream, each with its end token; no mask where all have the same length."""
         end = torch.tensor([self.tokenizers[0].specials[END]])
-        ids, real = pad([torch.cat((torch.from_numpy(one.astype("int64")), end)) for one in sources])
+        ids, real = pad([torch.cat((torch.from_numpy(source.astype("int64")), end)) for source in sources])
         return Stream(ids=ids, real=None if bool(real.all()) else real)
 
     # From Python.
 
-    def translate(self, sources: Sequence[str], *, beam: int = 1, length_penalty: float = 1.0) -> list[str]:
-        """The translation of each source: the same as each would get alone. See `TranslateOptions`.
+    def translate(self, sources: Sequence[str], *, num_beams: int = 1, length_penalty: float = 1.0) -> list[str]:
+        """Return the translation of each source, the same as each would get alone. See `TranslateOptions`.
 
-        Raises UserError, naming the source, for one that cannot be translated.
+        Raise UserError, naming the source, for one that cannot be translated.
         """
         ids = [self.source_ids(text, f"source {number}")[0] for number, text in enumerate(sources, start=1)]
-        return [one.text for one in self.translations(ids, beam=beam, length_penalty=length_penalty)]
+        found = self.translate_ids(ids, num_beams=num_beams, length_penalty=length_penalty)
+        return [translated.text for translated in found]
 
-    def translations(self, sources: Sequence[Ids], *, beam: int = 1, length_penalty: float = 1.0) -> list[Translation]:
-        """Translations of sources given as ids."""
-        results: list[Translation | None] = [None] * len(sources)
-        # Sources of about one length go together, which pads little and changes nothing.
+    def translate_ids(
+        self, sources: Sequence[Ids], *, num_beams: int = 1, length_penalty: float = 1.0
+    ) -> list[Translated]:
+        """Return the translations of sources given as ids."""
+        results: dict[int, Translated] = {}
+        # Sources of similar length share a batch: less padding, and the same results.
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         with self.ready():
-            for start in range(0, len(order), TOGETHER):
-                rows = order[start : start + TOGETHER]
-                found = self._search([sources[row] for row in rows], beam, length_penalty)
-                for row, best in zip(rows, found, strict=True):
-                    results[row] = self._translation(best)
-        return [one for one in results if one is not None]
+            for start in range(0, len(order), BATCH_SIZE):
+                rows = order[start : start + BATCH_SIZE]
+                best = self._search([sources[row] for row in rows], num_beams, length_penalty)
+                results |= {row: self._translated(one) for row, one in zip(rows, best, strict=True)}
+        return [results[row] for row in range(len(sources))]
 
-    def _search(self, sources: Sequence[Ids], beam: int, length_penalty: float) -> list[Hypothesis]:
+    def _search(self, sources: Sequence[Ids], num_beams: int, length_penalty: float) -> list[Hypothesis]:
         target, limit = self.tokenizers[1], self.model_config["target_context"]
         decoder: StepModel = self.decoder(Batch({"source": self.source_stream(sources)}).to(self.device))
-        options = BeamOptions(beam, limit, end=(target.specials[END],), length_penalty=length_penalty)
-        # The id after all those that are predicted opens a target.
+        options = BeamOptions(num_beams, limit, end=(target.specials[END],), length_penalty=length_penalty)
+        # The id after all those that are predicted starts a target.
         return [best for best, *_ in beam_search(decoder, [[target.vocab_size]] * len(sources), options)]
 
-    def _translation(self, best: Hypothesis) -> Translation:
+    def _translated(self, best: Hypothesis) -> Translated:
         text = self.tokenizers[1].decode(list(best.ids))
-        return Translation(text, best.log_prob / best.length, best.end is not None, best.ids)
+        return Translated(text, best.log_prob / best.length, best.end is not None, best.ids)
 
-    def alignment(self, source: str, translation: Translation | None = None) -> Alignment:
-        """What a translation of a source (by default the likeliest tokens) looked at, averaged over heads and layers.
+    def alignment(self, source: str, translated: Translated | None = None) -> Alignment:
+        """Return the cross-attention of a translation (by default the greedy one), averaged over heads and layers.
 
-        Raises UserError for a model without attention.
+        Raise UserError for a model without attention.
         """
         ids, _ = self.source_ids(source, "the source")
-        (translation,) = self.translations([ids]) if translation is None else (translation,)
-        names, weights = [], self._looked_at(ids, translation)
-        for tokenizer, side in zip(self.tokenizers, (ids.tolist(), translation.ids), strict=True):
-            names.append([*(tokenizer.token_text(int(i)) for i in side), "⟨end⟩"])
-        return Alignment(names[0], names[1][: len(weights)], weights.tolist())
+        (translated,) = self.translate_ids([ids]) if translated is None else (translated,)
+        weights = self._cross_attention(ids, translated)
+        source_tokens, target_tokens = (
+            [*(tokenizer.token_text(id) for id in side), "⟨end⟩"]
+            for tokenizer, side in zip(self.tokenizers, (ids.tolist(), translated.ids), strict=True)
+        )
+        return Alignment(source_tokens, target_tokens[: len(weights)], weights.tolist())
 
-    def _looked_at(self, source: Ids, translation: Translation) -> Tensor:
-        target = self.tokenizers[1].vocab_size
-        stream = Stream(ids=torch.tensor([[target, *translation.ids][: self.model_config["target_context"]]]))
+    def _cross_attention(self, source: Ids, translated: Translated) -> Tensor:
+        """Return the weights (N, M) of N target tokens over M source tokens, averaged over heads and layers."""
+        start = self.tokenizers[1].vocab_size
+        stream = Stream(ids=torch.tensor([[start, *translated.ids][: self.model_config["target_context"]]]))
         hooks = Hooks("*cross.pattern")
         with self.ready() as model, torch.no_grad():
             model(Batch({"source": self.source_stream([source]), "target": stream}).to(self.device), hooks=hooks)
         if not hooks.values:
-            raise UserError("--alignment: this model has no attention, and so nothing that it looked at")
-        # (B, H, N, M) of each layer.
+            raise UserError(_NO_ATTENTION)
+        # Each layer: (B, H, N, M) with B = 1.
         return torch.stack([pattern[0] for pattern in hooks.values.values()]).mean((0, 1)).cpu()
 
     @property
-    def attends(self) -> bool:
-        """Whether the model looks at the source at every token."""
+    def has_cross_attention(self) -> bool:
+        """Whether the decoder attends to the source."""
         return any(name.rpartition(".")[2] == "cross" for name, _ in self.model.named_modules())
 
     # From the command line.
 
     def use(self, verb: str, options: TranslateOptions, show: Show) -> dict[str, Any]:
         given = _given(options)
-        if options.alignment is not None and len(given) > 1:
-            raise UserError(f"--alignment draws one translation; {len(given)} sources are given")
-        if options.alignment is not None and not self.attends:
-            raise UserError("--alignment: this model has no attention, and so nothing that it looked at")
+        if options.attention_plot is not None and len(given) > 1:
+            raise UserError(f"{flag('attention_plot')} draws one translation; {len(given)} sources are given")
+        if options.attention_plot is not None and not self.has_cross_attention:
+            raise UserError(_NO_ATTENTION)
         encoded, notes = [], []
         for where, text in given:
             ids, more = self.source_ids(text, where)
             encoded.append(ids)
             notes += more
         outputs: list[dict[str, Any]] = []
-        found = self.translations(encoded, beam=options.beam, length_penalty=options.length_penalty)
+        found = self.translate_ids(encoded, num_beams=options.num_beams, length_penalty=options.length_penalty)
         for (where, text), one in zip(given, found, strict=True):
             show(one.text.replace("\n", "\\n") + "\n")
             if not one.ended:
-                notes.append(f"{where}: cut at {len(one.ids):,} tokens, the most that the model makes (--longest)")
-            align = vars(self.alignment(text, one)) if self.attends else None
-            outputs.append({"source": text, "text": one.text, "log_prob_a_token": one.average, "alignment": align})
-        if options.alignment is not None:
+                notes.append(f"{where}: truncated at {len(one.ids):,} tokens, the model's {flag('max_length')}")
+            attention = vars(self.alignment(text, one)) if self.has_cross_attention else None
+            outputs.append(
+                {"source": text, "text": one.text, "log_prob_per_token": one.log_prob, "attention": attention}
+            )
+        if options.attention_plot is not None:
             from tokenloom.plotting.heatmap import draw_alignment
 
-            shown = outputs[0]["alignment"]
-            draw_alignment(**shown, path=options.alignment, dark=options.dark)
-            notes.append(f"the alignment is drawn in {options.alignment}")
+            draw_alignment(**outputs[0]["attention"], path=options.attention_plot, dark=options.dark)
+            notes.append(f"attention plot written to {options.attention_plot}")
         return {"outputs": outputs, "notes": notes}
 
 
 def _given(options: TranslateOptions) -> list[tuple[str, str]]:
-    """The texts to translate, with where each comes from."""
+    """Return the texts to translate, each with where it comes from."""
     if options.file is None:
         if not options.sources:
             raise UserError("nothing to translate: give texts, or a file of lines with --file")
         return [(f"source {number}", text) for number, text in enumerate(options.sources, start=1)]
     if options.sources:
-        raise UserError(f"--file {options.file}: texts are given too; leave one of them away")
+        raise UserError(f"--file {options.file}: texts are given too; leave one of them out")
     where = "standard input" if options.file == "-" else shown_path(options.file)
     try:
         raw = sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()

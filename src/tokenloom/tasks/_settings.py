@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from tokenloom.config import Options, option
+from tokenloom.config import Options, flag, option, options
 from tokenloom.data.documents import DEFAULT_FRACTION
+from tokenloom.errors import UserError
 from tokenloom.nn.mlp import ACTIVATIONS, MLPS
 from tokenloom.nn.norms import NORMS
 from tokenloom.nn.positions import POSITIONS
@@ -63,8 +65,7 @@ class TransformerParts(Options):
 
     def parts(self, config: type[TransformerConfig], preset: str = "modern") -> dict[str, Any]:
         """Return the entries for a model's config: the parts of a preset, with the given ones in place of its own."""
-        given = {name: getattr(self, name) for name in ("norm", "mlp", "activation", "positions", "qk_norm")}
-        return config.parts(preset, **given)
+        return config.parts(preset, **{name: getattr(self, name) for name in PART_NAMES})
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,14 @@ class TransformerSizes(TransformerParts):
     depth: int | None = option(None, "number of layers", low=1)
     heads: int | None = option(None, "attention heads per layer", low=1)
     dropout: float | None = option(None, "fraction of activations set to zero in training", low=0, below=1)
+
+
+PART_NAMES = tuple(one.name for one in options(TransformerParts))
+TRANSFORMER_NAMES = tuple(one.name for one in options(TransformerSizes))
+
+
+def refuse_given(settings: Options, names: Collection[str], where: str) -> None:
+    """Raise UserError when one of these options was given. where: why they have no effect, "with --model rnn"."""
+    for one in options(type(settings)):
+        if one.name in names and getattr(settings, one.name) != one.default:
+            raise UserError(f"{flag(one.name)} has no effect {where}: leave it out")

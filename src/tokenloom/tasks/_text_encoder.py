@@ -1,7 +1,7 @@
-"""What all tasks share that read text with an encoder: the tokenizer, the sizes, the class token, the weights.
+"""What tasks with a text encoder share: the tokenizer, the sizes, the class token, initialization from another run.
 
-Every such tokenizer has the special tokens "class" and "mask", so that a body that has learned to fill in words can go
-on to label them.
+Every such tokenizer has the special tokens "class" and "mask", so that a backbone trained by fill-mask can be
+fine-tuned on labels.
 """
 
 from __future__ import annotations
@@ -15,76 +15,61 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenloom.config import Options, option
+from tokenloom.config import flag, option
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
 from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes
 from tokenloom.tasks._sizes import size_preset
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
-from tokenloom.utils.names import did_you_mean, with_article
+from tokenloom.utils.names import with_article
 
 CLASS, MASK = "class", "mask"
 SIZES = ("context", "width", "depth", "heads")
-# Data that are passed over so often in fewer than so many steps are few: the passes are the measure, not the minutes.
-SHORT = 2000
-# A body that has learned something is not to forget it.
-GENTLE: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01}
+# Small data sets are trained for a number of epochs; once that takes so many steps, for the minutes of the preset.
+MAX_EPOCH_STEPS = 2000
+# For a pre-trained backbone: small enough not to destroy what it has learned.
+FINE_TUNING: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01}
 
 
 @dataclass(frozen=True)
-class EncoderSettings(Options):
-    """How text becomes tokens, and the model's sizes; None = derived, or taken over from the run of `--init-from`."""
+class EncoderSettings(TransformerSizes, TextTokenization):
+    """Tokenization and sizes of a text encoder; None is derived, or taken from the run of `--init-from`."""
 
-    size: str = option("small", "how large a model: nano, tiny, small, medium or large; sets what is not given below")
-    preset: Literal["modern", "classic"] = option("modern", "parts of the model: modern, or as in the textbook")
-    context: int | None = option(None, "tokens that the model reads at once, the class token among them")
-    width: int | None = option(None, "features of a token inside the model")
-    depth: int | None = option(None, "layers")
-    heads: int | None = option(None, "attention heads a layer")
-    dropout: float | None = option(None, "share of activations dropped in training")
-    tokenizer: str = option("auto", "char, word, bpe or byte-bpe; auto takes byte-bpe")
-    vocab_size: int | None = option(None, "ids of a word, bpe or byte-bpe tokenizer")
+    group: ClassVar[str] = "Model"
+
+    size: Literal["nano", "tiny", "small", "medium", "large"] = option(
+        "small", "size preset: the sizes that are not given"
+    )
+    context: int | None = option(None, "context length in tokens, with the class token", low=3)
 
 
 class TextEncoderTask(Task):
     """A task whose model is an `Encoder` over the stream "text", each row of which begins with the class token."""
 
     head: ClassVar[str] = "head."
-    # Labeled data are soon known by heart.
-    most_epochs: ClassVar[int] = 20
+    # Labeled data sets are small, and soon overfitted.
+    max_epochs: ClassVar[int] = 20
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
         self._tokenizer: TextTokenizer | None = None
-        self._adopted = False
-        self._check_sizes()
-
-    def _check_sizes(self) -> None:
-        s: EncoderSettings = self.settings
-        for name in (*SIZES, "vocab_size"):
-            value, least = getattr(s, name), 3 if name == "context" else 1
-            if value is not None and value < least:
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
-        if s.dropout is not None and not 0 <= s.dropout < 1:
-            raise UserError(f"--dropout {s.dropout}: must be from 0 up to, but not including, 1")
-        if s.preset not in EncoderConfig.presets:
-            raise UserError(f"--preset {s.preset}: no such preset{did_you_mean(s.preset, EncoderConfig.presets)}")
-        size_preset(s.size)
+        self._pretrained = False
 
     # The tokenizer.
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """Between text and ids. Raises UserError before there is one."""
+        """Return the tokenizer. Raise UserError before there is one."""
         if self._tokenizer is None:
             raise UserError("there is no tokenizer yet: train on a text, or load a run")
         return self._tokenizer
 
     def train_tokenizer(self, texts: Sequence[str], alphabet: Sequence[str] = ()) -> None:
-        """Learn it from the training texts, unless there is one: of a loaded run, or of the run of `--init-from`.
+        """Train the tokenizer on the training texts, unless a loaded run or `--init-from` gave one.
 
         alphabet: texts whose characters it should know, though nothing else is learned from them.
         """
@@ -94,90 +79,91 @@ class TextEncoderTask(Task):
             self._tokenizer = choose_tokenizer(texts, kind, s.vocab_size, specials=(CLASS, MASK), alphabet=alphabet)
 
     @property
+    def tokenizer_summary(self) -> str:
+        """Return the kind of the tokenizer and why it was chosen, for the data report."""
+        return f"{self.tokenizer.kind}: {self.tokenizer.reason or 'of the run'}"
+
+    @property
     def class_id(self) -> int:
-        """The id that stands first in every row."""
+        """Return the id that begins every row."""
         return self.tokenizer.specials[CLASS]
 
     @property
     def mask_id(self) -> int:
-        """The id that stands in the place of a token to be filled in."""
+        """Return the id that replaces a masked token."""
         return self.tokenizer.specials[MASK]
 
     # Sizes.
 
-    def settle(self, outputs: int, pool: str) -> None:
-        """Decide every size that was not given. outputs, pool: of the head, see `EncoderConfig`."""
+    def set_sizes(self, outputs: int, pool: str) -> None:
+        """Set `model_config` and every size that was not given. outputs, pool: of the head, see `EncoderConfig`."""
         if self.model_config:
             return
         s: EncoderSettings = self.settings
-        position = size_preset(s.size)
-        chosen: dict[str, Any] = {name: getattr(s, name) or position.sizes[name] for name in SIZES}
-        if chosen["width"] % chosen["heads"]:
-            raise UserError(f"--width {chosen['width']}: cannot be shared evenly among --heads {chosen['heads']}")
-        dropout = position.dropout if s.dropout is None else s.dropout
-        self.model_config = EncoderConfig(
-            vocab_size=self.tokenizer.vocab_size,
-            **chosen,
-            **EncoderConfig.parts(s.preset),
-            dropout=dropout,
-            outputs=outputs,
-            pool=pool,
-        ).as_dict()
+        preset = size_preset(s.size)
+        sizes: dict[str, Any] = {name: getattr(s, name) or preset.sizes[name] for name in SIZES}
+        if sizes["width"] % sizes["heads"]:
+            raise UserError(f"{flag('width')} {sizes['width']}: must be divisible by {flag('heads')} {sizes['heads']}")
+        sizes["dropout"] = preset.dropout if s.dropout is None else s.dropout
+        parts = s.parts(EncoderConfig, s.preset)
+        config = EncoderConfig(vocab_size=self.tokenizer.vocab_size, **sizes, **parts, outputs=outputs, pool=pool)
+        self.model_config = config.as_dict()
         try:
-            Encoder(EncoderConfig(**{**self.model_config, "depth": 1, "vocab_size": 1, "context": 1}))
+            Encoder(replace(config, depth=1, vocab_size=1, context=1))
         except ValueError as error:
-            raise UserError(f"{error} (--width and --heads decide)") from error
-        changes = {**chosen, "dropout": dropout}
-        self.settings = replace(s, **changes)
+            raise UserError(f"{error} ({flag('width')} and {flag('heads')} decide)") from error
+        self.settings = replace(s, **sizes)
 
     @property
     def context(self) -> int:
-        """How many tokens the model reads at once."""
+        """Return the context length in tokens, with the class token."""
         return int(self.model_config["context"])
 
     def derived(self) -> dict[str, Any]:
         return {name: self.model_config[name] for name in (*SIZES, "dropout")}
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        recipe = {**size_preset(self.settings.size).recipe, **(GENTLE if self._adopted else {})}
-        steps = self.most_epochs * -(-len(material.training) // recipe["batch_size"])
-        return {**recipe, "steps": steps} if steps < SHORT else recipe
+        recipe = {**size_preset(self.settings.size).recipe, **(FINE_TUNING if self._pretrained else {})}
+        steps = self.max_epochs * -(-len(material.training) // recipe["batch_size"])
+        return {**recipe, "steps": steps} if steps < MAX_EPOCH_STEPS else recipe
 
     def build(self, seed: int) -> Encoder:
         return Encoder(EncoderConfig(**self.model_config), seed)
 
-    # Starting from another run.
+    # Initialization from another run.
 
     def adopt_config(self, origin: Task) -> None:
         if not isinstance(origin, TextEncoderTask):
-            raise UserError(f"--init-from: {with_article(origin.name)} run has no encoder, which {self.name} needs")
-        s, plain = self.settings, self.Settings()
+            raise UserError(
+                f"{flag('init_from')}: {with_article(origin.name)} run has no encoder, which {self.name} needs"
+            )
+        s, default = self.settings, self.Settings()
         kind, specials = origin.tokenizer.kind, len(origin.tokenizer.specials)
-        theirs = {name: getattr(origin.settings, name) for name in ("size", "preset", *SIZES)}
-        told = {**theirs, "tokenizer": kind, "vocab_size": origin.tokenizer.vocab_size - specials}
-        for name, value in told.items():
+        theirs = {name: getattr(origin.settings, name) for name in ("size", "preset", *PART_NAMES, *SIZES)}
+        fixed = {**theirs, "tokenizer": kind, "vocab_size": origin.tokenizer.vocab_size - specials}
+        for name, value in fixed.items():
             given = getattr(s, name)
-            if given not in (getattr(plain, name), value):
-                raise UserError(f"--{name.replace('_', '-')} {given}: the run of --init-from has {value}; leave it out")
-        self._tokenizer, self._adopted = origin.tokenizer, True
+            if given not in (getattr(default, name), value):
+                raise UserError(f"{flag(name)} {given}: the run of {flag('init_from')} has {value}; leave it out")
+        self._tokenizer, self._pretrained = origin.tokenizer, True
         self.settings = replace(s, **theirs)
 
     # Batches.
 
-    def rows(self, rows: Sequence[NDArray[Any]]) -> Stream:
-        """The stream of rows of ids, with the class token put before each, padded on the right."""
+    def stream(self, rows: Sequence[NDArray[Any]]) -> Stream:
+        """Return rows of ids as a stream: the class token before each, padded on the right."""
         ids, real = pad([torch.from_numpy(np.concatenate(([self.class_id], row)).astype(np.int64)) for row in rows])
         return Stream(ids=ids, real=None if bool(real.all()) else real)
 
     def targets(self, rows: Sequence[NDArray[Any]]) -> torch.Tensor:
-        """The targets that go with `rows`: nothing is asked at the class token, nor at padding."""
+        """Return the targets (B, N) that belong to `stream`: `IGNORE` at the class token and at padding."""
         joined = [torch.from_numpy(np.concatenate(([IGNORE], row)).astype(np.int64)) for row in rows]
         return pad(joined, IGNORE)[0]
 
-    def read(self, rows: Sequence[NDArray[Any]]) -> torch.Tensor:
-        """The model's probabilities for rows of ids: (B, N, outputs) without the class token, or (B, outputs)."""
+    def probabilities(self, rows: Sequence[NDArray[Any]]) -> torch.Tensor:
+        """Return the probabilities for rows of ids: (B, N, outputs) without the class token, or (B, outputs)."""
         with self.ready() as model, torch.no_grad():
-            logits: torch.Tensor = model(Batch({"text": self.rows(rows)}).to(self.device))
+            logits: torch.Tensor = model(Batch({"text": self.stream(rows)}).to(self.device))
         probabilities = logits.float().softmax(-1).cpu()
         return probabilities[:, 1:] if self.model_config["pool"] == "none" else probabilities
 
@@ -190,8 +176,6 @@ class TextEncoderTask(Task):
     def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
         self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(kept.get("tokenizer")))
 
-    # For the equality kit.
-
     paths: ClassVar[Mapping[str, str]] = every_path(
-        dict.fromkeys(STEPWISE, "an encoder reads a text at once, and nothing grows step by step")
+        dict.fromkeys(STEPWISE, "an encoder reads a whole text at once, and generates nothing step by step")
     )

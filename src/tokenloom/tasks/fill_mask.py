@@ -1,4 +1,4 @@
-"""Fill in words: an encoder that learns from any text, without labels, by guessing tokens that were taken out."""
+"""Masked language modeling: train a text encoder on any text, without labels, by predicting masked tokens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.config import Options, option
+from tokenloom.config import Options, flag, option
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.pretokenized.shards import open_pretokenized
 from tokenloom.data.report import data_report
@@ -24,7 +24,8 @@ from tokenloom.data.unicode import fold_newlines
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.neighbors import Neighbors
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.tasks._masking import Draws, corrupt
+from tokenloom.tasks._masking import MaskingDraws, corrupt
+from tokenloom.tasks._settings import TextSource, ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
 from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.training.batches import BatchContext, evaluation_batches
@@ -34,87 +35,80 @@ from tokenloom.utils.names import counted
 
 
 @dataclass(frozen=True)
-class FillMaskSettings(EncoderSettings):
-    """How the text is read, how it becomes tokens, and the model's sizes; None = derived."""
+class FillMaskSettings(EncoderSettings, ValidationSplit, TextSource):
+    """How text is read, split and tokenized, and the model's sizes; None is derived."""
 
-    lines: bool = option(False, "each line of the text is a text of its own, read without its neighbors")
-    validation: str | None = option(None, "validate on this text instead of a part of the data")
-    val_fraction: float = option(0.1, "share of the data kept for validation")
-    column: str | None = option(None, "column of a table, or field of JSON lines, that holds the text")
-    encoding: str = option("utf-8", "encoding of the text")
-    newlines: Literal["fold", "keep"] = option("fold", "fold: every kind of line end becomes a line feed; keep")
+    group: ClassVar[str] = "Data"
+
+    line_by_line: bool = option(False, "treat each line as a text of its own, without context from other lines")
 
 
 @dataclass(frozen=True)
 class FillOptions(Options):
-    """The text, and what in it is to be filled in."""
+    """The text to fill in."""
 
-    text: str | None = option(None, "a text with places to be filled in", positional=True)
-    mask: str = option("___", "what stands in a place to be filled in, each with one token")
-    top: int = option(5, "how many answers to show")
+    text: str | None = option(None, "text with masked places", positional=True)
+    mask: str = option("___", "what marks a masked place; each is filled with one token")
+    num_answers: int = option(5, "number of answers shown per masked place", low=1)
 
 
 class FillMask(TextEncoderTask):
-    """Predict tokens that were taken out of a text, from both sides."""
+    """Predict masked tokens from the tokens on both sides."""
 
     name = "fill-mask"
-    summary = "train an encoder on any text by filling in tokens; the run can be gone on from, with --init-from"
+    summary = "train an encoder on any text by predicting masked tokens; fine-tune it with --init-from"
     Settings = FillMaskSettings
     models: ClassVar[Mapping[str, str]] = {
-        "encoder": "bidirectional transformer; 15 % of the tokens are asked for, drawn anew each epoch"
+        "encoder": "bidirectional transformer; 15 % of the tokens are masked, others in each epoch"
     }
     uses: ClassVar[Mapping[str, type]] = {"predict": FillOptions}
-    # An epoch asks for one token in seven, and each asks for others.
-    most_epochs: ClassVar[int] = 100
+    # An epoch predicts one token in seven, and each epoch others.
+    max_epochs: ClassVar[int] = 100
 
     def __init__(self, settings: FillMaskSettings | None = None) -> None:
         super().__init__(settings)
-        self._shown: NDArray[Any] = np.zeros(0, np.int64)
-        if not 0 < self.settings.val_fraction < 1:
-            raise UserError(f"--val-fraction {self.settings.val_fraction}: must be above 0 and below 1")
-        if self.settings.validation is not None and self.settings.val_fraction != FillMaskSettings.val_fraction:
-            raise UserError("--val-fraction has no effect with --validation: leave one of them out")
+        self._example: NDArray[Any] = np.zeros(0, np.int64)
 
     # Data.
 
     def _read(self, source: str) -> TextData:
         s: FillMaskSettings = self.settings
         if source != "-" and open_pretokenized(source) is not None:
-            raise UserError(f"{source}: is tokenized already, and {self.name} reads text: give the text itself")
-        text = read_text(source, encoding=s.encoding, newlines=s.newlines, column=s.column)
-        return by_lines(text) if s.lines else text
+            raise UserError(f"{source}: is pre-tokenized, and {self.name} reads text: give the text itself")
+        newlines: Any = "fold" if s.normalize_newlines else "keep"
+        text = read_text(source, encoding=s.encoding, newlines=newlines, column=s.text_column)
+        return by_lines(text) if s.line_by_line else text
 
     def prepare(self, data: str | None) -> PreparedData:
         s: FillMaskSettings = self.settings
         assert data is not None
-        validation = None if s.validation is None else self._read(s.validation)
-        parts = split(self._read(data), s.val_fraction, validation=validation)
-        texts, held = ([d.text for d in part.documents] for part in (parts.train, parts.validation))
-        self.train_tokenizer(texts, held)
-        self.settle(self.tokenizer.vocab_size, "none")
-        training, measured = self._pieces(texts, data), self._pieces(held, data)
-        self._shown = measured.take(measured.all()[:1])[0]
+        val_data = None if s.val_data is None else self._read(s.val_data)
+        parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
+        train_texts, val_texts = ([d.text for d in part.documents] for part in (parts.train, parts.validation))
+        self.train_tokenizer(train_texts, val_texts)
+        self.set_sizes(self.tokenizer.vocab_size, "none")
+        train, val = self._chunks(train_texts, data), self._chunks(val_texts, data)
+        self._example = val.take(val.all()[:1])[0]
         extra = {
-            "tokens": f"{len(training.ids):,} to train, {len(measured.ids):,} to validate;"
-            f" {self.tokenizer.vocab_size:,} different ids",
-            "texts": f"{counted(len(training.ends), 'text')} in {counted(len(training), 'piece')} of at most"
+            "tokens": f"{len(train.ids):,} to train, {len(val.ids):,} to validate;"
+            f" vocabulary of {self.tokenizer.vocab_size:,}",
+            "texts": f"{counted(len(train.ends), 'text')} in {counted(len(train), 'piece')} of at most"
             f" {self.context - 1:,} tokens",
-            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason or "of the run"))),
+            "tokenizer": self.tokenizer_summary,
         }
         if self.tokenizer.notes:
             extra["note"] = " ".join(self.tokenizer.notes)
         report = data_report(parts, extra)
-        return PreparedData(training, measured, report.lines(), report.as_dict())
+        return PreparedData(train, val, report.lines(), report.as_dict())
 
-    def _pieces(self, texts: Sequence[str], source: str) -> DocumentChunks:
+    def _chunks(self, texts: Sequence[str], source: str) -> DocumentChunks:
         ids = self.tokenizer.encode_batch(texts)
         if not any(len(row) for row in ids):
-            raise UserError(f"{source}: has no tokens to fill in")
-        # One place is the class token's.
-        return DocumentChunks(ids, self.context - 1)
+            raise UserError(f"{source}: has no tokens to mask")
+        return DocumentChunks(ids, self.context - 1)  # one less for the class token
 
     def load_samples(self, data: str) -> DocumentChunks:
-        return self._pieces([document.text for document in self._read(data).documents], data)
+        return self._chunks([document.text for document in self._read(data).documents], data)
 
     def output_meaning(self) -> object:
         return self.name, self.tokenizer.fingerprint()
@@ -122,136 +116,129 @@ class FillMask(TextEncoderTask):
     # Loss and metrics.
 
     @property
-    def _text_ids(self) -> int:
-        """Ids from here on are special, and never put in the place of a token."""
+    def _num_text_ids(self) -> int:
+        """The number of ids that stand for text; special tokens come after them."""
         return self.tokenizer.vocab_size - len(self.tokenizer.specials)
 
     def collate(self, samples: list[NDArray[Any]], moment: BatchContext) -> Batch:
-        seen, asked = [], []
-        for row, ids in enumerate(samples):
-            given = torch.from_numpy(ids.astype(np.int64))
-            draws = Draws.of_sample(len(ids), self._text_ids, moment.random(row))
-            shown, selected = corrupt(given, draws, self.mask_id)
-            seen.append(shown.numpy())
-            asked.append(given.masked_fill(~selected, IGNORE).numpy())
-        return Batch({"text": self.rows(seen)}, {"loss": self.targets(asked)})
+        inputs, targets = [], []
+        for row, sample in enumerate(samples):
+            ids = torch.from_numpy(sample.astype(np.int64))
+            draws = MaskingDraws.for_sample(len(ids), self._num_text_ids, moment.random(row))
+            corrupted, selected = corrupt(ids, draws, self.mask_id)
+            inputs.append(corrupted.numpy())
+            targets.append(ids.masked_fill(~selected, IGNORE).numpy())
+        return Batch({"text": self.stream(inputs)}, {"loss": self.targets(targets)})
 
     def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         term = cross_entropy_term(logits, targets)
-        right = (logits.detach().argmax(-1) == targets).sum(1)
-        return {"loss": term, "accuracy": LossTerm(right, term.counts, weight=0.0)}
+        correct = (logits.detach().argmax(-1) == targets).sum(1)
+        return {"loss": term, "accuracy": LossTerm(correct, term.counts, weight=0.0)}
 
     def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {
             "loss": loss.value,
-            "interval": loss.interval(),
+            "loss_ci95": loss.interval(),
             "perplexity": math.exp(min(loss.value, 700.0)),
             "accuracy": totals["accuracy"].value,
-            "targets": loss.count,
+            "num_targets": loss.count,
         }
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
         m = metrics
-        either_way = "" if math.isnan(m["interval"]) else f" ± {m['interval']:.4f}"
+        interval = "" if math.isnan(m["loss_ci95"]) else f" ± {m['loss_ci95']:.4f}"
         return [
-            f"loss:        {m['loss']:.4f}{either_way} nats a token{' (95 % interval)' if either_way else ''}",
+            f"loss:        {m['loss']:.4f}{interval} nats/token{' (95 % interval)' if interval else ''}",
             f"perplexity:  {m['perplexity']:,.2f}",
-            f"accuracy:    {m['accuracy']:.1%} of the tokens filled in are the very ones",
-            f"measured on: {int(m['targets']):,} tokens asked for, the same in every evaluation",
+            f"accuracy:    {m['accuracy']:.1%} of the masked tokens",
+            f"masked:      {int(m['num_targets']):,} tokens, the same in every evaluation",
         ]
 
     def baseline(self, material: PreparedData) -> Baseline:
-        """What the two neighbors of a token say of it, asked for the same tokens of the same corrupted text."""
-        training, measured = material.training, material.validation
-        assert isinstance(training, DocumentChunks)
-        documents = np.split(training.ids, training.ends[:-1])
-        guess = Neighbors.fit(documents, self.tokenizer.vocab_size)
-        nats, right, targets = 0.0, 0, 0
-        for batch in evaluation_batches(measured, self.collate, 256):
+        """Predict from the two neighbors of a token, for the same tokens of the same corrupted text."""
+        train = material.training
+        assert isinstance(train, DocumentChunks)
+        model = Neighbors.fit(np.split(train.ids, train.ends[:-1]), self.tokenizer.vocab_size)
+        nats, correct, targets = 0.0, 0, 0
+        for batch in evaluation_batches(material.validation, self.collate, 256):
             rows, places = (batch.targets["loss"] != IGNORE).nonzero(as_tuple=True)
             ids, real = batch["text"].tokens, batch["text"].real
-            known = ids < self._text_ids if real is None else (ids < self._text_ids) & real
-            found = guess.log_probs(*_beside(ids.masked_fill(~known, -1), rows, places))
+            known = ids < self._num_text_ids if real is None else (ids < self._num_text_ids) & real
+            log_probs = model.log_probs(*_neighbors(ids.masked_fill(~known, -1), rows, places))
             answers = batch.targets["loss"][rows, places].numpy()
-            nats -= float(found[np.arange(len(answers)), answers].sum())
-            right += int((found.argmax(1) == answers).sum())
+            nats -= float(log_probs[np.arange(len(answers)), answers].sum())
+            correct += int((log_probs.argmax(1) == answers).sum())
             targets += len(answers)
-        note = f"which fills in {right / targets:.1%} of the tokens"
-        return Baseline(guess.name, nats / targets, "nats a token", note)
+        return Baseline(model.name, nats / targets, "nats/token", f"accuracy {correct / targets:.1%}")
 
     # Use.
+
+    def fill(self, text: str, mask: str = "___", num_answers: int = 5) -> list[list[tuple[str, float]]]:
+        """Return, for each place where `mask` stands, the likeliest tokens and their probabilities, best first.
+
+        Every place is predicted alone, with the others left masked. In a text longer than the context, as many tokens
+        as fit around each place are read. Raise UserError for a text without a masked place and for unseen characters.
+        """
+        ids = self._encode(text, mask)
+        places = np.flatnonzero(ids == self.mask_id)
+        if not len(places):
+            raise UserError(f"there is no {mask} in the text; --mask says what marks a masked place")
+        window = self.context - 1
+        starts = np.clip(places - window // 2, 0, max(0, len(ids) - window))
+        answers = []
+        for place, start in zip(places.tolist(), starts.tolist(), strict=True):
+            # Special tokens are no answers.
+            p = self.probabilities([ids[start : start + window]])[0, place - start, : self._num_text_ids]
+            best = (p / p.sum()).topk(num_answers)
+            found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            answers.append([(self.tokenizer.decode([id]), probability) for id, probability in found])
+        return answers
+
+    def _encode(self, text: str, mask: str) -> NDArray[np.int64]:
+        parts = [self.tokenizer.encode(part).astype(np.int64) for part in text.split(mask)]
+        return np.concatenate([ids for part in parts for ids in (np.array([self.mask_id]), part)][1:])
 
     def use(self, verb: str, options: FillOptions, show: Show) -> dict[str, Any]:
         if options.text is None:
             raise UserError(f'nothing to fill in: give a text with {options.mask} in it, as in "The {options.mask}"')
         if not options.mask or options.mask.isspace():
-            raise UserError("--mask: give something that can be seen in the text")
-        if not 1 <= options.top <= self._text_ids:
-            raise UserError(f"--top {options.top}: must be from 1 to {self._text_ids:,}, the number of text tokens")
-        text = fold_newlines(options.text) if self.settings.newlines == "fold" else options.text
-        places = self.fill(text, options.mask, options.top)
+            raise UserError("--mask: give something that is visible in the text")
+        if options.num_answers > self._num_text_ids:
+            name, limit = flag("num_answers"), f"from 1 to {self._num_text_ids:,}, the number of text tokens"
+            raise UserError(f"{name} {options.num_answers}: must be {limit}")
+        text = fold_newlines(options.text) if self.settings.normalize_newlines else options.text
+        places = self.fill(text, options.mask, options.num_answers)
         filled = text
         for number, place in enumerate(places, start=1):
             filled = filled.replace(options.mask, place[0][0], 1)
             show("" if len(places) == 1 else f"place {number}\n")
-            show("".join(f"  {probability:6.1%}  {shown(answer)}\n" for answer, probability in place))
+            show("".join(f"  {probability:6.1%}  {visible(answer)}\n" for answer, probability in place))
         show(f"{filled}\n")
         notes = []
         if self.tokenizer.kind == "char":
-            notes.append(f"this run knows characters, so that each {options.mask} is one character")
-        if len(self._ids_of(text, options.mask)) > self.context - 1:
+            notes.append(f"the tokens of this run are characters: each {options.mask} is one character")
+        if len(self._encode(text, options.mask)) > self.context - 1:
             notes.append(
-                f"the text is longer than the {self.context - 1:,} tokens that the model reads at once: around each"
-                " place, so many were read"
+                f"the text is longer than the context: {self.context - 1:,} tokens around each masked place are read"
             )
         answers = [[{"text": answer, "probability": p} for answer, p in place] for place in places]
         return {"text": filled, "places": answers, "notes": notes}
 
-    def fill(self, text: str, mask: str = "___", top: int = 5) -> list[list[tuple[str, float]]]:
-        """For each place in a text where `mask` stands, the likeliest tokens and their probabilities, best first.
-
-        Every place is guessed by itself, with the others left open. Of a text longer than the model, as much as it can
-        read is read around each place. Raises UserError for a text without a place, and for unseen characters.
-        """
-        ids = self._ids_of(text, mask)
-        places = np.flatnonzero(ids == self.mask_id)
-        if not len(places):
-            raise UserError(f"there is no {mask} in the text; --mask says what stands in a place to be filled in")
-        room = self.context - 1
-        starts = np.clip(places - room // 2, 0, max(0, len(ids) - room))
-        answers = []
-        for place, start in zip(places.tolist(), starts.tolist(), strict=True):
-            # Special tokens are no answers.
-            found = self.read([ids[start : start + room]])[0, place - start, : self._text_ids]
-            best = (found / found.sum()).topk(top)
-            answers.append(
-                [
-                    (self.tokenizer.decode([i]), p)
-                    for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                ]
-            )
-        return answers
-
-    def _ids_of(self, text: str, mask: str) -> NDArray[np.int64]:
-        parts = [self.tokenizer.encode(part).astype(np.int64) for part in text.split(mask)]
-        joined = [part for piece in parts for part in (np.array([self.mask_id]), piece)]
-        return np.concatenate(joined[1:])
-
     def example(self) -> str:
-        ids = self._shown[:24]
+        ids = self._example[:24]
         if len(ids) < 3:
             return ""
-        cut = len(ids) // 2
-        text = self.tokenizer.decode(ids[:cut]) + "___" + self.tokenizer.decode(ids[cut + 1 :])
+        middle = len(ids) // 2
+        text = self.tokenizer.decode(ids[:middle]) + "___" + self.tokenizer.decode(ids[middle + 1 :])
         try:
-            answers = self.fill(text, top=3)[0]
+            answers = self.fill(text, num_answers=3)[0]
         except UserError:
-            # A character that a cut went through has no token.
+            # The mask may split a character of several bytes, whose parts decode to a character without a token.
             return ""
-        return f"{text}\n" + ", ".join(f"{shown(answer)} {probability:.0%}" for answer, probability in answers)
+        return f"{text}\n" + ", ".join(f"{visible(answer)} {probability:.0%}" for answer, probability in answers)
 
     # For the equality kit.
 
@@ -264,31 +251,32 @@ class FillMask(TextEncoderTask):
         tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch_size": 4, "tokenizer": "char"}
         return {
             "windows": Example(str(text), tiny),
-            "lines": Example(str(lines), {**tiny, "context": 32, "preset": "classic", "lines": True}),
+            "lines": Example(str(lines), {**tiny, "context": 32, "preset": "classic", "line_by_line": True}),
         }
 
 
 def by_lines(text: TextData) -> TextData:
-    """Every line that is not blank as a document of its own."""
+    """Return a text with every line that is not blank as a document of its own."""
     documents = [
         Document(f"{document.id}:{number}", line)
         for document in text.documents
         for number, line in enumerate(document.text.split("\n"), start=1)
         if line.strip()
     ]
-    held_out = text.held_out
-    if isinstance(held_out, tuple):
-        held = set(held_out)
-        held_out = tuple(line.id for line in documents if line.id.rpartition(":")[0] in held)
-    return replace(text, documents=documents, documented=True, held_out=None if held_out == "tail" else held_out)
+    held_out = None
+    if isinstance(text.held_out, tuple):
+        held_out = tuple(line.id for line in documents if line.id.rpartition(":")[0] in text.held_out)
+    return replace(text, documents=documents, documented=True, held_out=held_out)
 
 
-def shown(token: str) -> str:
-    """A token so that its white space can be seen."""
+def visible(token: str) -> str:
+    """Return a token with visible white space."""
     return token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
 
-def _beside(ids: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The ids to the left and to the right of some places; −1 where there is none, or none that is known."""
-    after = torch.cat((ids, torch.full((len(ids), 1), -1)), dim=1)[rows, places + 1]
-    return ids[rows, places - 1].numpy(), after.numpy()
+def _neighbors(
+    ids: torch.Tensor, rows: torch.Tensor, places: torch.Tensor
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ids to the left and to the right of each place; −1 where there is none, or none that is known."""
+    right = torch.cat((ids, torch.full((len(ids), 1), -1)), dim=1)[rows, places + 1]
+    return ids[rows, places - 1].numpy(), right.numpy()

@@ -32,7 +32,7 @@ from tokenloom.nn.hooks import Hooks
 from tokenloom.plotting.overlay import draw_overlays
 from tokenloom.plotting.style import place_of
 from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks._classification import Classification, measured_terms
+from tokenloom.tasks._classification import Classification, metric_terms
 from tokenloom.tasks._images import ImageInput, parse_size
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._settings import TransformerParts
@@ -304,7 +304,7 @@ class ImageClassification(Classification):
         # Label smoothing in training only.
         smoothing = self.settings.label_smoothing if logits.requires_grad else 0.0
         terms = {"loss": cross_entropy_term(logits, targets, smoothing)}
-        return terms if logits.requires_grad else {**terms, **measured_terms(logits, targets)}
+        return terms if logits.requires_grad else {**terms, **metric_terms(logits, targets)}
 
     def baseline(self, material: PreparedData) -> Baseline | None:
         """Return the accuracy of a support-vector machine on the pixels, on the same split."""

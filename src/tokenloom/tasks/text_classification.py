@@ -1,11 +1,11 @@
-"""Label texts: a transformer encoder or naive Bayes that gives a whole text one of several labels."""
+"""Text classification: a transformer encoder or naive Bayes gives a whole text one of several labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tokenloom.config import Options, option
 from tokenloom.data.labeled import LabelColumns, Labeled, LabeledData, looks_labeled, read_column, read_labeled
 from tokenloom.data.report import data_report
 from tokenloom.data.samples import Keys, ListSamples
@@ -23,9 +24,9 @@ from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
 from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks._classification import Classification, measured_terms
-from tokenloom.tasks._text_classification_settings import PredictOptions, TextClassificationSettings, check_settings
-from tokenloom.tasks._text_encoder import TextEncoderTask
+from tokenloom.tasks._classification import Classification, metric_terms
+from tokenloom.tasks._settings import TRANSFORMER_NAMES, ValidationSplit, refuse_given
+from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
 from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.tokenizers.base import UNKNOWN
 from tokenloom.tokenizers.text import choose_tokenizer
@@ -34,29 +35,89 @@ from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms
 from tokenloom.utils.names import counted, some
 
-BUCKETS = 1 << 16
-MOST_WORDS = 50_000
-SMOOTHING, HIDE, GRAMS, DROPOUT = 0.05, 0.1, 2, 0.2
-# With fewer texts, smaller batches.
-FEW = 20_000
-# A few passes are enough, but very few texts need more to get anywhere.
-EPOCHS, LEAST_STEPS, MOST_EPOCHS = 5, 300, 30
+# Rows of the table of hashed n-grams; words of naive Bayes.
+BUCKETS, MAX_WORDS = 1 << 16, 50_000
+# The encoder's settings when they are not given.
+DEFAULTS: dict[str, Any] = {"label_smoothing": 0.05, "token_dropout": 0.1, "ngram_features": 2, "dropout": 0.2}
 RECIPE: dict[str, Any] = {"muon_lr": 0.01, "weight_decay_on": "all", "weight_decay": 0.1, "beta2": 0.98}
+# Data sets of fewer texts get smaller batches.
+SMALL_DATA = 20_000
+# A few epochs are enough, but very few texts need more of them.
+EPOCHS, MIN_STEPS, MAX_EPOCHS = 5, 300, 30
+_ENCODER, _NAIVE_BAYES = {"model": "encoder"}, {"model": "naive-bayes"}
+
+
+@dataclass(frozen=True)
+class TextClassificationSettings(EncoderSettings, ValidationSplit):
+    """Where texts and labels come from, the model, and its regularization."""
+
+    group: ClassVar[str] = "Data"
+
+    text_column: str | None = option(None, "table column or JSON field with the text")
+    label_column: str | None = option(None, "table column or JSON field with the label")
+    header: bool | None = option(None, "the first row of a table names its columns [default: guessed]")
+    encoding: str = option("utf-8", "character encoding of the files")
+    size: Literal["nano", "tiny", "small", "medium", "large"] = option(
+        "tiny", "size preset: the sizes that are not given", group="Model"
+    )
+    model: Literal["encoder", "naive-bayes"] = option(
+        "encoder", "encoder: a transformer; naive-bayes: word counts", group="Model"
+    )
+    ngram_features: int | None = option(
+        None,
+        "longest n-grams of tokens in the bag of n-grams; 0 for no bag",
+        low=0,
+        high=8,
+        only=_ENCODER,
+        group="Model",
+    )
+    add_k: float | None = option(
+        None, "naive-bayes: added to each count [default: 1]", above=0, only=_NAIVE_BAYES, group="Model"
+    )
+    class_weights: Literal["none", "balanced"] = option(
+        "none", "balanced: weight rare classes as much as common ones", only=_ENCODER, group="Optimization"
+    )
+    label_smoothing: float | None = option(
+        None,
+        "probability spread over all classes in the training targets",
+        low=0,
+        below=1,
+        only=_ENCODER,
+        group="Optimization",
+    )
+    token_dropout: float | None = option(
+        None, "fraction of tokens masked in training", low=0, below=1, only=_ENCODER, group="Optimization"
+    )
+
+    def check(self) -> None:
+        """Raise UserError for options of the encoder with naive Bayes."""
+        super().check()
+        if self.model == "naive-bayes":
+            refuse_given(self, ("size", "context", *TRANSFORMER_NAMES), "with --model naive-bayes")
+
+
+@dataclass(frozen=True)
+class PredictOptions(Options):
+    """Which texts are classified."""
+
+    texts: list[str] = option([], "texts to classify", positional=True)
+    file: str | None = option(None, "file with one text per line, or a table")
+    text_column: str | None = option(None, "column of the table with the text", needs="file")
 
 
 @dataclass(frozen=True)
 class LabeledSamples(ListSamples):
-    """(ids, class) of each text; the class is `IGNORE` for a label that was not learned."""
+    """(ids, class) of each text; the class is `IGNORE` for a label that is not in the training data."""
 
     items: Sequence[tuple[NDArray[np.int64], int]]
 
     def lengths(self, keys: Keys) -> NDArray[np.int64]:
-        """Tokens in each text."""
+        """Return the number of tokens of each text."""
         return np.array([len(self.items[key][0]) for key in keys.tolist()])
 
 
 class TextClassification(Classification, TextEncoderTask):
-    """One label a text."""
+    """Give each text one label."""
 
     name = "text-classification"
     summary = "train a model to give texts one of several labels: spam or not, topics, genres"
@@ -71,8 +132,7 @@ class TextClassification(Classification, TextEncoderTask):
         super().__init__(settings)
         self.classes: list[str] = []
         self._parts: Split[LabeledData] | None = None
-        self._weights: Tensor | None = None
-        check_settings(self.settings)
+        self._class_weights: Tensor | None = None
 
     @property
     def counted(self) -> bool:
@@ -86,50 +146,50 @@ class TextClassification(Classification, TextEncoderTask):
 
     def _read(self, source: str) -> LabeledData:
         s: TextClassificationSettings = self.settings
-        return read_labeled(source, columns=LabelColumns(s.column, s.label, s.header), encoding=s.encoding)
+        columns = LabelColumns(s.text_column, s.label_column, s.header)
+        return read_labeled(source, columns=columns, encoding=s.encoding)
 
     def prepare(self, data: str | None) -> PreparedData:
         s: TextClassificationSettings = self.settings
         assert data is not None
-        validation = None if s.validation is None else self._read(s.validation)
-        parts = self._parts = split(self._read(data), s.val_fraction, s.split, validation=validation)
+        val_data = None if s.val_data is None else self._read(s.val_data)
+        parts = self._parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
         self.classes = self.classes or parts.train.classes
-        texts, held = ([item.text for item in part.items] for part in (parts.train, parts.validation))
-        self._learn(texts, held)
-        notes: list[str] = []
-        training, measured = (self._samples(part.items, notes) for part in (parts.train, parts.validation))
-        counts = np.bincount([label for _, label in training.items], minlength=len(self.classes))
-        self._weights = torch.from_numpy(len(training) / (len(self.classes) * counts)).float()
+        train_texts, val_texts = ([item.text for item in part.items] for part in (parts.train, parts.validation))
+        if self.counted:
+            self._train_word_tokenizer(train_texts)
+        else:
+            self.train_tokenizer(train_texts, val_texts)
+            self.set_sizes(len(self.classes), "cls")
+        cut: list[str] = []
+        train, val = (self._samples(part.items, cut) for part in (parts.train, parts.validation))
+        counts = np.bincount([label for _, label in train.items], minlength=len(self.classes))
+        self._class_weights = torch.from_numpy(len(train) / (len(self.classes) * counts)).float()
         extra = {
-            "tokens": f"{sum(len(ids) for ids, _ in training.items):,} to train;"
-            f" {self.tokenizer.vocab_size:,} different ids",
-            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason or "of the run"))),
+            "tokens": f"{sum(len(ids) for ids, _ in train.items):,} to train;"
+            f" vocabulary of {self.tokenizer.vocab_size:,}",
+            "tokenizer": self.tokenizer_summary,
         }
-        if notes:
-            extra["cut"] = " ".join(notes)
+        if cut:
+            extra["cut"] = " ".join(cut)
         report = data_report(parts, extra)
-        return PreparedData(training, measured, report.lines(), report.as_dict())
+        return PreparedData(train, val, report.lines(), report.as_dict())
 
-    def _learn(self, texts: list[str], held: list[str]) -> None:
-        """The tokenizer, and every size."""
+    def _train_word_tokenizer(self, texts: list[str]) -> None:
+        """Set the tokenizer and the sizes of naive Bayes."""
         s: TextClassificationSettings = self.settings
-        if not self.counted:
-            self.train_tokenizer(texts, held)
-            self.settle(len(self.classes), "cls")
-            return
         if self._tokenizer is None:
             kind = "word" if s.tokenizer == "auto" else s.tokenizer
-            self._tokenizer = choose_tokenizer(texts, kind, s.vocab_size or (MOST_WORDS if kind == "word" else None))
+            self._tokenizer = choose_tokenizer(texts, kind, s.vocab_size or (MAX_WORDS if kind == "word" else None))
         self.model_config = {"vocab_size": self.tokenizer.vocab_size, "outputs": len(self.classes)}
 
-    def settle(self, outputs: int, read: str) -> None:
-        s: TextClassificationSettings = self.settings
+    def set_sizes(self, outputs: int, pool: str) -> None:
         if self.model_config:
             return
-        usual: dict[str, Any] = {"smoothing": SMOOTHING, "hide": HIDE, "grams": GRAMS, "dropout": DROPOUT}
-        self.settings = replace(s, **{name: value for name, value in usual.items() if getattr(s, name) is None})
-        super().settle(outputs, read)
-        self.model_config |= {"ngram_features": self.settings.grams, "buckets": BUCKETS}
+        s: TextClassificationSettings = self.settings
+        self.settings = replace(s, **{name: value for name, value in DEFAULTS.items() if getattr(s, name) is None})
+        super().set_sizes(outputs, pool)
+        self.model_config |= {"ngram_features": self.settings.ngram_features, "buckets": BUCKETS}
 
     def _samples(self, items: Sequence[Labeled], notes: list[str]) -> LabeledSamples:
         number = {label: n for n, label in enumerate(self.classes)}
@@ -138,16 +198,16 @@ class TextClassification(Classification, TextEncoderTask):
             long = [item.id for item, row in zip(items, rows, strict=True) if len(row) >= self.context]
             if long:
                 what = counted(len(long), "text")
-                notes.append(f"{what} longer than --context {self.context} tokens, read to there: {some(long, 5)}.")
+                notes.append(f"{what} longer than --context {self.context} tokens, truncated: {some(long, 5)}.")
             rows = [row[: self.context - 1] for row in rows]
         return LabeledSamples(
             [(row.astype(np.int64), number.get(item.label, IGNORE)) for item, row in zip(items, rows, strict=True)]
         )
 
     def load_samples(self, data: str) -> LabeledSamples:
-        found = self._read(data)
-        self.check_known(data, found.classes)
-        return self._samples(found.items, [])
+        labeled = self._read(data)
+        self.check_known(data, labeled.classes)
+        return self._samples(labeled.items, [])
 
     def output_meaning(self) -> object:
         return self.name, self.classes
@@ -155,20 +215,18 @@ class TextClassification(Classification, TextEncoderTask):
     # The model and its loss.
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        recipe = {**super().recipe(material), **RECIPE}
-        batch = 32 if len(material.training) < FEW else 64
-        epoch = -(-len(material.training) // batch)
-        return {**recipe, "batch_size": batch, "steps": min(max(EPOCHS * epoch, LEAST_STEPS), MOST_EPOCHS * epoch)}
+        n = len(material.training)
+        batch_size = 32 if n < SMALL_DATA else 64
+        steps_per_epoch = -(-n // batch_size)
+        steps = min(max(EPOCHS * steps_per_epoch, MIN_STEPS), MAX_EPOCHS * steps_per_epoch)
+        return {**super().recipe(material), **RECIPE, "batch_size": batch_size, "steps": steps}
 
     def derived(self) -> dict[str, Any]:
         s: TextClassificationSettings = self.settings
         if self.counted:
-            return {
-                "vocab_size": self.model_config["vocab_size"],
-                "classes": len(self.classes),
-                "alpha": s.alpha or 1.0,
-            }
-        return {**super().derived(), "smoothing": s.smoothing, "hide": s.hide, "grams": s.grams}
+            return {"vocab_size": self.tokenizer.vocab_size, "classes": len(self.classes), "add_k": s.add_k or 1.0}
+        names = ("label_smoothing", "token_dropout", "ngram_features")
+        return {**super().derived(), **{name: getattr(s, name) for name in names}}
 
     def build(self, seed: int) -> nn.Module:  # type: ignore[override]
         if self.counted:
@@ -178,11 +236,11 @@ class TextClassification(Classification, TextEncoderTask):
     def count(self, material: PreparedData) -> NaiveBayes:
         items = [material.training.take(np.array([key]))[0] for key in material.training.all()]
         rows, labels = [row for row, _ in items], [label for _, label in items]
-        alpha = 1.0 if self.settings.alpha is None else self.settings.alpha
-        return NaiveBayes.count(rows, labels, **self.model_config, alpha=alpha, without=self._idle_ids())
+        add_k = 1.0 if self.settings.add_k is None else self.settings.add_k
+        return NaiveBayes.count(rows, labels, **self.model_config, alpha=add_k, without=self._ignored_ids())
 
-    def _idle_ids(self) -> list[int]:
-        """Ids that say nothing of a text: white space, and what is unknown."""
+    def _ignored_ids(self) -> list[int]:
+        """Return the ids that naive Bayes ignores: white space and unknown words."""
         tokenizer = self.tokenizer
         return [
             id
@@ -192,17 +250,18 @@ class TextClassification(Classification, TextEncoderTask):
 
     def collate(self, samples: list[tuple[NDArray[np.int64], int]], moment: BatchContext) -> Batch:
         rows = [row for row, _ in samples]
-        if moment.training and self.settings.hide:
-            rows = [self._hidden(row, moment.random(place)) for place, row in enumerate(rows)]
+        if moment.training and self.settings.token_dropout:
+            rows = [self._mask_tokens(row, moment.random(place)) for place, row in enumerate(rows)]
         targets = torch.tensor([label for _, label in samples], dtype=torch.int64)
-        return Batch({"text": self.rows(rows)}, {"loss": targets})
+        return Batch({"text": self.stream(rows)}, {"loss": targets})
 
-    def _hidden(self, row: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
-        return np.where(random.random(len(row)) < self.settings.hide, self.mask_id, row)
+    def _mask_tokens(self, row: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
+        return np.where(random.random(len(row)) < self.settings.token_dropout, self.mask_id, row)
 
-    def rows(self, rows: Sequence[NDArray[Any]]) -> Stream:
+    def stream(self, rows: Sequence[NDArray[Any]]) -> Stream:
         if not self.counted:
-            return super().rows(rows)
+            return super().stream(rows)
+        # One padding token at the end of each row, so that an empty row is possible.
         ids, real = pad([torch.from_numpy(np.append(row, 0).astype(np.int64)) for row in rows])
         real[torch.arange(len(rows)), [len(row) for row in rows]] = False
         return Stream(ids=ids, real=real)
@@ -211,41 +270,41 @@ class TextClassification(Classification, TextEncoderTask):
         targets = batch.targets["loss"]
         logits = model(batch)
         terms = {"loss": self._cross_entropy(logits, targets)}
-        return terms if logits.requires_grad else {**terms, **measured_terms(logits, targets)}
+        return terms if logits.requires_grad else {**terms, **metric_terms(logits, targets)}
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> LossTerm:
-        """Smoothed and weighted where it is trained on, and plain where it is measured."""
+        """Return the cross-entropy (B,), smoothed and weighted in training, and plain in evaluation."""
         s: TextClassificationSettings = self.settings
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        smoothing = (s.smoothing or 0.0) if logits.requires_grad else 0.0
+        smoothing = (s.label_smoothing or 0.0) if logits.requires_grad else 0.0
         losses = cross_entropy(wide, targets, ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
         if s.class_weights == "balanced" and logits.requires_grad:
-            assert self._weights is not None
-            losses = losses * self._weights.to(losses)[targets.clamp(min=0)]
+            assert self._class_weights is not None
+            losses = losses * self._class_weights.to(losses)[targets.clamp(min=0)]
         return LossTerm(losses, (targets != IGNORE).long())
 
     def baseline(self, material: PreparedData) -> Baseline | None:
-        """Logistic regression on TF-IDF weights of words, on the same split."""
+        """Train logistic regression on TF-IDF weights of words, on the same split."""
         assert self._parts is not None
         number = {label: n for n, label in enumerate(self.classes)}
-        training, held = self._parts.train.items, self._parts.validation.items
+        train, val = self._parts.train.items, self._parts.validation.items
         accuracy = linear_accuracy(
-            [item.text for item in training],
-            [number[item.label] for item in training],
-            [item.text for item in held],
-            [number.get(item.label, IGNORE) for item in held],
+            [item.text for item in train],
+            [number[item.label] for item in train],
+            [item.text for item in val],
+            [number.get(item.label, IGNORE) for item in val],
             len(self.classes),
         )
         majority = data_report(self._parts).facts["majority_share"]
-        note = f"on words; always the commonest label has {majority:.4f}, of {counted(len(held), 'text')}"
+        note = f"on words; the most frequent label reaches {majority:.4f}, on {counted(len(val), 'text')}"
         return Baseline("TF-IDF with logistic regression", accuracy, "accuracy", note, "accuracy")
 
     # Use.
 
     def predict(self, texts: str | Sequence[str]) -> list[dict[str, Any]]:
-        """For each text its likeliest label, and the probability of each label, the likeliest first.
+        """Return for each text its likeliest label and the probability of each label, the likeliest first.
 
-        Raises UserError for a text with nothing in it. Of one longer than the context the beginning is read.
+        Texts longer than the context are truncated. Raise UserError for an empty text.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         if (empty := next((place for place, text in enumerate(texts, start=1) if not text.strip()), None)) is not None:
@@ -258,45 +317,43 @@ class TextClassification(Classification, TextEncoderTask):
             if not self.counted:
                 rows = [row[: self.context - 1] for row in rows]
             with self.ready() as model, torch.no_grad():
-                logits = model(Batch({"text": self.rows(rows)}).to(self.device))
-            for place, found in zip(places, logits.double().softmax(-1).tolist(), strict=True):
-                ranked = sorted(zip(self.classes, found, strict=True), key=lambda pair: -pair[1])
+                logits = model(Batch({"text": self.stream(rows)}).to(self.device))
+            for place, p in zip(places, logits.double().softmax(-1).tolist(), strict=True):
+                ranked = sorted(zip(self.classes, p, strict=True), key=lambda pair: -pair[1])
                 answers[place] = {"label": ranked[0][0], "probabilities": dict(ranked)}
         return answers
 
     def use(self, verb: str, options: PredictOptions, show: Show) -> dict[str, Any]:
         texts = list(options.texts)
-        if options.column is not None and options.file is None:
-            raise UserError(f"--column {options.column} has no effect without --file: leave it out")
         if options.file is not None:
-            texts += read_column(options.file, column=options.column, encoding=self.settings.encoding)
+            texts += read_column(options.file, column=options.text_column, encoding=self.settings.encoding)
         if not texts:
-            raise UserError("nothing to label: give a text, or --file with a text a line")
-        found = self.predict(texts)
+            raise UserError("nothing to label: give a text, or --file with one text per line")
+        answers = self.predict(texts)
         if len(texts) == 1:
-            show(plain_table([[k, f"{p:.1%}"] for k, p in found[0]["probabilities"].items()], ["label", "probability"]))
-            show("\n")
+            rows = [[label, f"{p:.1%}"] for label, p in answers[0]["probabilities"].items()]
+            show(plain_table(rows, ["label", "probability"]) + "\n")
         else:
             rows = [
                 [answer["label"], f"{answer['probabilities'][answer['label']]:.1%}", _shortened(text)]
-                for text, answer in zip(texts, found, strict=True)
+                for text, answer in zip(texts, answers, strict=True)
             ]
             show(plain_table(rows, ["label", "probability", "text"]) + "\n")
-        predictions = [{"text": text, **answer} for text, answer in zip(texts, found, strict=True)]
-        return {"predictions": predictions, "notes": self._noticed(texts)}
+        predictions = [{"text": text, **answer} for text, answer in zip(texts, answers, strict=True)]
+        return {"predictions": predictions, "notes": self._notes(texts)}
 
-    def _noticed(self, texts: Sequence[str]) -> list[str]:
-        """What a user should know of texts that were labeled: which were cut, and what the model does not know."""
+    def _notes(self, texts: Sequence[str]) -> list[str]:
+        """Return notes on classified texts: which were truncated, and what is not in the vocabulary."""
         notes = []
         if not self.counted:
             lengths = [len(row) for row in self.tokenizer.encode_batch(texts)]
             cut = [place for place, length in enumerate(lengths, start=1) if length > self.context - 1]
             if cut:
                 what = counted(len(cut), "text")
-                notes.append(f"the model reads the first {self.context - 1} tokens; {what} cut: {some(cut)}")
-        unknown = sorted({what for text in texts for what in self.tokenizer.unseen(text)})
+                notes.append(f"the model reads the first {self.context - 1} tokens; {what} truncated: {some(cut)}")
+        unknown = sorted({unit for text in texts for unit in self.tokenizer.unseen(text)})
         if unknown:
-            notes.append(f"the model does not know {some(unknown)}")
+            notes.append(f"not in the vocabulary: {some(unknown)}")
         return notes
 
     # The run.

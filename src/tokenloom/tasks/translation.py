@@ -6,21 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.data import registry as recipes
-from tokenloom.data.pairs import (
-    Pair,
-    PairColumns,
-    PairData,
-    looks_like_pairs,
-    read_pairs,
-)
+from tokenloom.config import flag, option
+from tokenloom.data import registry
+from tokenloom.data.pairs import Pair, PairColumns, PairData, looks_like_pairs, read_pairs
 from tokenloom.data.report import data_report
 from tokenloom.data.samples import Keys, ListSamples, Samples
 from tokenloom.data.split import Split, split
@@ -33,15 +28,8 @@ from tokenloom.models.protocols import StepModel
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
 from tokenloom.tasks._paths import every_path
 from tokenloom.tasks._seq2seq import Seq2SeqTask
-from tokenloom.tasks._sizes import size_preset
-from tokenloom.tasks._translation_settings import (
-    CHAPTER_RECIPE,
-    MOST_EPOCHS,
-    MOST_TOKENS,
-    SHORT,
-    SIZES,
-    TranslationSettings,
-)
+from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes, ValidationSplit, refuse_given
+from tokenloom.tasks._sizes import SizePreset, rates, size_preset
 from tokenloom.tasks.base import Example, PreparedData
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
@@ -50,26 +38,91 @@ from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
 from tokenloom.utils.names import counted, some
 
-EXAMPLES = 3
+# Without --max-length, longer pairs are an error: memory grows with the square of the length.
+MAX_LENGTH = 512
+# Small data sets are trained for a number of epochs; once that takes so many steps, for the minutes of the preset.
+MAX_EPOCHS, MAX_EPOCH_STEPS = 40, 4_000
+# The textbook's training of its encoder–decoder: Adam at a constant learning rate.
+CLASSIC_RECIPE: dict[str, Any] = {
+    "optimizer": "adamw",
+    "lr": 3e-3,
+    "weight_decay": 0.0,
+    "beta2": 0.999,
+    "grad_clip": 0.0,
+    "lr_schedule": "wsd",
+    "warmup_steps": 0,
+    "decay_fraction": 0.0,
+}
+
+
+def _size(depth: int, width: int, heads: int, dropout: float) -> SizePreset:
+    recipe = {"batch_size": 64, **rates(width), "weight_decay": 0.05, "decay_fraction": 1.0, "minutes": 5.0}
+    return SizePreset({"depth": depth, "width": width, "heads": heads}, dropout, recipe)
+
+
+SIZES = {
+    "nano": _size(1, 64, 4, 0.0),
+    "small": _size(2, 128, 4, 0.1),
+    "medium": _size(3, 256, 8, 0.1),
+    "large": _size(6, 512, 8, 0.1),
+}
 
 
 @dataclass(frozen=True)
-class Coded:
-    """A pair and its ids, without the end."""
+class TranslationSettings(TransformerSizes, TextTokenization, ValidationSplit):
+    """How pairs are read and tokenized, and the model's sizes; None is derived."""
+
+    group: ClassVar[str] = "Data"
+
+    target_file: str | None = option(None, "file whose line n is the target of line n of the data")
+    source_column: str | None = option(None, "table column or JSON field with the sources")
+    target_column: str | None = option(None, "table column or JSON field with the targets")
+    header: bool | None = option(None, "the first row of a table names its columns [default: guessed]")
+    encoding: str = option("utf-8", "character encoding of the files")
+    separate_vocab: bool = option(False, "a tokenizer for each side instead of one for both")
+    max_length: int | None = option(
+        None, f"maximum length of a side in tokens [default: the longest, up to {MAX_LENGTH}]", low=1
+    )
+    too_long: Literal["error", "drop"] = option("error", "what to do with longer pairs")
+    model: Literal["transformer", "rnn", "rnn-attention"] = option(
+        "transformer", "transformer, or recurrent without (rnn) or with attention (rnn-attention)", group="Model"
+    )
+    size: Literal["nano", "small", "medium", "large"] = option(
+        "small", "size preset: the sizes that are not given", group="Model"
+    )
+    label_smoothing: float = option(
+        0.0, "probability spread over all tokens in the training targets", low=0, below=1, group="Optimization"
+    )
+
+    def check(self) -> None:
+        """Raise UserError for options of the transformer with another model."""
+        super().check()
+        if self.model != "transformer":
+            refuse_given(self, ("preset", "heads", *PART_NAMES), f"with --model {self.model}")
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """A pair and its ids, without the end tokens."""
 
     pair: Pair
     source: Ids
     target: Ids
 
+    @property
+    def length(self) -> int:
+        """Return the number of tokens of the longer side."""
+        return max(len(self.source), len(self.target))
+
 
 @dataclass(frozen=True)
 class PairSamples(ListSamples):
-    """Coded pairs, which share batches with others of about their length."""
+    """Encoded pairs, which are batched with others of similar length."""
 
-    items: Sequence[Coded]
+    items: Sequence[EncodedPair]
 
     def lengths(self, keys: Keys) -> NDArray[np.int64]:
-        """Tokens of both sides together."""
+        """Return the number of tokens of both sides together."""
         return np.array([len(self.items[int(k)].source) + len(self.items[int(k)].target) for k in keys], dtype=np.int64)
 
 
@@ -77,11 +130,11 @@ class Translation(Seq2SeqTask):
     """Predict the target of a source."""
 
     name = "translation"
-    summary = "train an encoder–decoder on pairs of texts; translate and measure with it"
+    summary = "train an encoder–decoder on pairs of texts; translate and evaluate with it"
     Settings = TranslationSettings
     models: ClassVar[Mapping[str, str]] = {
         "transformer": "encoder–decoder with cross-attention; --preset modern (rotary, RMSNorm, ReLU²) or classic",
-        "rnn": "recurrent encoder–decoder (GRU): the source goes through one vector",
+        "rnn": "recurrent encoder–decoder (GRU): the source is encoded in one vector",
         "rnn-attention": "the same, with attention over the source at every step",
     }
     decoded = "target"
@@ -94,8 +147,8 @@ class Translation(Seq2SeqTask):
 
     @classmethod
     def accepts(cls, data: str) -> str | None:
-        if data in recipes.names():
-            return "pairs" if issubclass(recipes.find(data).holds, PairData) else None
+        if data in registry.names():
+            return "pairs" if issubclass(registry.find(data).holds, PairData) else None
         return "pairs: its columns are a source and a target" if looks_like_pairs(data) else None
 
     @property
@@ -104,125 +157,120 @@ class Translation(Seq2SeqTask):
             raise UserError("there is no tokenizer yet: train on pairs, or load a run")
         return self._tokenizers
 
-    def _read(self, source: str, target: str | None = None) -> PairData:
+    def _read(self, source: str, target_file: str | None = None) -> PairData:
         s: TranslationSettings = self.settings
         columns = PairColumns(s.source_column, s.target_column, s.header)
-        if source != self.source and (source in recipes.names() or target is not None):
-            columns = PairColumns()  # Those of the run's table are not theirs.
-        return read_pairs(source, target=target, columns=columns, encoding=s.encoding)
+        if source != self.source and (source in registry.names() or target_file is not None):
+            columns = PairColumns()  # The options describe the table of the training.
+        return read_pairs(source, target=target_file, columns=columns, encoding=s.encoding)
 
     def prepare(self, data: str | None) -> PreparedData:
         s: TranslationSettings = self.settings
         assert data is not None
-        validation = None if s.validation is None else self._read(s.validation)
-        parts = split(self._read(data, s.target), s.val_fraction, validation=validation)
+        val_data = None if s.val_data is None else self._read(s.val_data)
+        parts = split(self._read(data, s.target_file), s.val_fraction, s.split_seed, validation=val_data)
         if self._tokenizers is None:
-            self._tokenizers = self._make_tokenizers(parts)
-        training, held = ([self._coded(pair) for pair in part.pairs] for part in (parts.train, parts.validation))
-        limit = self._limit([*training, *held])
+            self._tokenizers = self._train_tokenizers(parts)
+        train, val = ([self._encode(pair) for pair in part.pairs] for part in (parts.train, parts.validation))
+        limit = self._limit([*train, *val])
         notes = list(parts.notes)
-        kept = [self._short(side, limit, notes) for side in (training, held)]
-        for which, side in zip(("to train on", "to validate with"), kept, strict=True):
-            if not side:
-                raise UserError(f"{data}: no pair {which} is at most {limit:,} tokens long (--longest)")
-        self._settle(
-            max(len(one.source) for side in kept for one in side), max(len(one.target) for side in kept for one in side)
-        )
-        report = data_report(replace(parts, notes=notes), self._extra(kept))
-        return PreparedData(PairSamples(kept[0]), PairSamples(kept[1]), report.lines(), report.as_dict())
+        train, val = (self._short(pairs, limit, notes) for pairs in (train, val))
+        for purpose, pairs in (("to train on", train), ("to validate on", val)):
+            if not pairs:
+                raise UserError(f"{data}: no pair {purpose} is at most {limit:,} tokens long ({flag('max_length')})")
+        self._set_sizes(max(pair.length for pair in [*train, *val]))
+        report = data_report(replace(parts, notes=notes), self._token_report(train, val))
+        return PreparedData(PairSamples(train), PairSamples(val), report.lines(), report.as_dict())
 
-    def _make_tokenizers(self, parts: Split[PairData]) -> tuple[TextTokenizer, TextTokenizer]:
-        """What is learned is learned from the training part; only which characters there are is taken from both."""
+    def _train_tokenizers(self, parts: Split[PairData]) -> tuple[TextTokenizer, TextTokenizer]:
+        """Train on the training pairs; the validation pairs give only the characters that are known."""
         s: TranslationSettings = self.settings
-        texts, held = (
-            [[getattr(p, side) for p in part.pairs] for side in ("source", "target")]
+        train, val = (
+            [[getattr(pair, side) for pair in part.pairs] for side in ("source", "target")]
             for part in (parts.train, parts.validation)
         )
-        if s.vocabularies == "shared":
-            one = choose_tokenizer([*texts[0], *texts[1]], s.tokenizer, s.vocab_size, (END,), [*held[0], *held[1]])
-            return one, one
-        first, second = (
-            choose_tokenizer(t, s.tokenizer, s.vocab_size, (END,), h) for t, h in zip(texts, held, strict=True)
+        if not s.separate_vocab:
+            both = choose_tokenizer([*train[0], *train[1]], s.tokenizer, s.vocab_size, (END,), [*val[0], *val[1]])
+            return both, both
+        source, target = (
+            choose_tokenizer(texts, s.tokenizer, s.vocab_size, (END,), alphabet)
+            for texts, alphabet in zip(train, val, strict=True)
         )
-        return first, second
+        return source, target
 
-    def _coded(self, pair: Pair) -> Coded:
+    def _encode(self, pair: Pair) -> EncodedPair:
         ids = []
-        for side, tokenizer, text in zip(
-            ("source", "target"), self.tokenizers, (pair.source, pair.target), strict=True
-        ):
+        for side, tokenizer in zip(("source", "target"), self.tokenizers, strict=True):
             try:
-                ids.append(tokenizer.encode(text))
+                ids.append(tokenizer.encode(getattr(pair, side)))
             except UserError as error:
-                raise UserError(f"{pair.id}: {side}: {error}; --tokenizer byte-bpe takes any text") from None
-        return Coded(pair, *ids)
+                raise UserError(f"{pair.id}: {side}: {error}; --tokenizer byte-bpe reads any text") from None
+        return EncodedPair(pair, *ids)
 
-    def _limit(self, coded: Sequence[Coded]) -> int:
-        """Tokens that a side may have: of the model, where there is one; as asked; or what there are, within bounds."""
+    def _limit(self, pairs: Sequence[EncodedPair]) -> int:
+        """Return the maximum length of a side: the model's, the given one, or that of the longest pair, up to 512."""
         if self.model_config:
             return int(min(self.model_config["source_context"], self.model_config["target_context"])) - 1
-        longest = max(max(len(one.source), len(one.target)) for one in coded)
-        return self.settings.longest or min(longest, MOST_TOKENS)
+        return self.settings.max_length or min(max(pair.length for pair in pairs), MAX_LENGTH)
 
-    def _short(self, coded: Sequence[Coded], limit: int, notes: list[str]) -> list[Coded]:
-        """The pairs that are no longer than the limit. Raises UserError for others, unless they may be left out."""
-        long = [one for one in coded if max(len(one.source), len(one.target)) > limit]
+    def _short(self, pairs: Sequence[EncodedPair], limit: int, notes: list[str]) -> list[EncodedPair]:
+        """Return the pairs within the limit. Raise UserError for longer ones, unless they are to be dropped."""
+        long = [pair for pair in pairs if pair.length > limit]
         if not long:
-            return list(coded)
-        rows = some((f"{one.pair.id} ({max(len(one.source), len(one.target)):,})" for one in long), 10)
-        what = f"{counted(len(long), 'pair')} with more than {limit:,} tokens on a side: {rows}"
-        if self.settings.too_long == "refuse":
-            more = "" if self.model_config else "; --longest N takes longer ones"
-            raise UserError(f"{what}; --too-long leave-out leaves them out{more}")
-        notes.append(f"left out {what}")
-        return [one for one in coded if max(len(one.source), len(one.target)) <= limit]
+            return list(pairs)
+        listed = some((f"{one.pair.id} ({one.length:,})" for one in long), 10)
+        what = f"{counted(len(long), 'pair')} with more than {limit:,} tokens on a side: {listed}"
+        if self.settings.too_long == "error":
+            more = "" if self.model_config else f"; {flag('max_length')} N allows longer ones"
+            raise UserError(f"{what}; {flag('too_long')} drop drops them{more}")
+        notes.append(f"dropped {what}")
+        return [pair for pair in pairs if pair.length <= limit]
 
-    def _extra(self, kept: Sequence[Sequence[Coded]]) -> dict[str, str]:
-        """What the report says beside the counts of the pairs."""
-        counts = [sum(len(one.source) + len(one.target) for one in side) for side in kept]
+    def _token_report(self, *parts: Sequence[EncodedPair]) -> dict[str, str]:
+        """Return what the data report says of tokens."""
+        train, val = (sum(len(one.source) + len(one.target) for one in part) for part in parts)
         source, target = self.tokenizers
-        extra = {"tokens": f"{counts[0]:,} to train, {counts[1]:,} to validate, both sides together"}
+        extra = {"tokens": f"{train:,} to train, {val:,} to validate, both sides together"}
         if source is target:
-            extra["tokenizer"] = f"{source.kind} for both sides: {source.reason}" if source.reason else source.kind
+            extra["tokenizer"] = f"{source.kind} for both sides: {source.reason or 'of the run'}"
         else:
             extra["tokenizers"] = (
-                f"{source.kind} for sources, {source.vocab_size:,} ids; {target.kind} for targets, {target.vocab_size:,} ids"
+                f"{source.kind} for sources, vocabulary of {source.vocab_size:,};"
+                f" {target.kind} for targets, vocabulary of {target.vocab_size:,}"
             )
         notes = [note for tokenizer in dict.fromkeys((source, target)) for note in tokenizer.notes]
         return extra | ({"vocabulary": " ".join(notes)} if notes else {})
 
-    def load_samples(self, data: str, target: str | None = None) -> Samples:
-        coded = [self._coded(pair) for pair in self._read(data, target).pairs]
-        return PairSamples(self._short(coded, self._limit(coded), []))
+    def load_samples(self, data: str, target_file: str | None = None) -> Samples:
+        pairs = [self._encode(pair) for pair in self._read(data, target_file).pairs]
+        return PairSamples(self._short(pairs, self._limit(pairs), []))
 
     # Sizes.
 
-    def _settle(self, source: int, target: int) -> None:
-        """Decide every size that was not given. source, target: the most tokens of a side."""
+    def _set_sizes(self, longest: int) -> None:
+        """Set `model_config` and every size that was not given. longest: tokens of the longest side."""
         s: TranslationSettings = self.settings
         if self.model_config:
             return
-        position = size_preset(s.size, SIZES)
-        limit = max(source, target, s.longest or 0) + 1
-        chosen: dict[str, Any] = {name: getattr(s, name) or value for name, value in position.sizes.items()}
-        if s.model != "transformer":
-            del chosen["heads"]
-        dropout = position.dropout if s.dropout is None else s.dropout
+        preset = size_preset(s.size, SIZES)
+        limit = max(longest, s.max_length or 0) + 1
+        sizes: dict[str, Any] = {name: getattr(s, name) or value for name, value in preset.sizes.items()}
+        dropout = preset.dropout if s.dropout is None else s.dropout
         if s.preset == "classic" and s.dropout is None:
             dropout = 0.0
-        parts: dict[str, Any] = (
-            EncoderDecoderConfig.parts(s.preset)
-            if s.model == "transformer"
-            else {"attention": s.model == "rnn-attention"}
-        )
+        if s.model == "transformer":
+            parts = s.parts(EncoderDecoderConfig, s.preset)
+        else:
+            del sizes["heads"]
+            parts = {"attention": s.model == "rnn-attention"}
         self.model_config = {
             "model": s.model,
             "source_context": limit,
             "target_context": limit,
             "source_vocab_size": self.tokenizers[0].vocab_size,
             "target_vocab_size": self.tokenizers[1].vocab_size,
-            "shared_vocab": s.vocabularies == "shared",
-            **chosen,
+            "shared_vocab": not s.separate_vocab,
+            **sizes,
             "dropout": dropout,
             **parts,
         }
@@ -230,32 +278,31 @@ class Translation(Seq2SeqTask):
             self.build(0)
         except ValueError as error:
             raise UserError(f"{error} (--width and --heads decide)") from error
-        self.settings = replace(s, **chosen, dropout=dropout)
+        self.settings = replace(s, **sizes, dropout=dropout)
 
     def derived(self) -> dict[str, Any]:
-        sizes: dict[str, Any] = {
-            name: self.model_config[name]
-            for name in ("width", "depth", "heads", "dropout")
-            if name in self.model_config
+        names = [name for name in ("model", "width", "depth", "heads", "dropout") if name in self.model_config]
+        return {name: self.model_config[name] for name in names} | {
+            "max_length": self.model_config["target_context"] - 1
         }
-        return {"model": self.model_config["model"], **sizes, "longest": self.model_config["target_context"] - 1}
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         s: TranslationSettings = self.settings
         recipe = dict(size_preset(s.size, SIZES).recipe)
         if s.model != "transformer":
             # Muon is for the matrices of a transformer.
-            recipe = {k: v for k, v in recipe.items() if k != "muon_lr"} | {"optimizer": "adamw"}
+            del recipe["muon_lr"]
+            recipe["optimizer"] = "adamw"
         elif s.preset == "classic":
-            recipe = {**CHAPTER_RECIPE, "batch_size": recipe["batch_size"], "minutes": recipe["minutes"]}
-        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch_size"])
-        return {**recipe, "steps": steps} if steps < SHORT else recipe
+            recipe = {**CLASSIC_RECIPE, "batch_size": recipe["batch_size"], "minutes": recipe["minutes"]}
+        steps = MAX_EPOCHS * -(-len(material.training) // recipe["batch_size"])
+        return {**recipe, "steps": steps} if steps < MAX_EPOCH_STEPS else recipe
 
     # Model, loss and metrics.
 
     @property
     def sequence(self) -> int:
-        """Tokens of the longer side, at most."""
+        """Return the maximum length of the longer side in tokens."""
         return int(max(self.model_config["source_context"], self.model_config["target_context"]))
 
     def build(self, seed: int) -> nn.Module:
@@ -265,44 +312,49 @@ class Translation(Seq2SeqTask):
         sizes = {name: value for name, value in sizes.items() if not name.endswith("_context")}
         return RecurrentTranslator(RecurrentTranslatorConfig(**sizes), seed)
 
-    def collate(self, samples: Sequence[Coded], moment: BatchContext) -> Batch:
+    def decoder(self, batch: Batch) -> StepModel:
+        model = self.model
+        assert isinstance(model, EncoderDecoder | RecurrentTranslator)
+        return model.decoder_of(batch)
+
+    def collate(self, samples: Sequence[EncodedPair], moment: BatchContext) -> Batch:
         target = self.tokenizers[1]
         start, end = torch.tensor([target.vocab_size]), torch.tensor([target.specials[END]])
         rows = [torch.from_numpy(one.target.astype(np.int64)) for one in samples]
-        # Padding stands at the end only, where causality hides it from all that counts.
+        # Padding is at the end only, where the causal mask hides it from all targets.
         ids, _ = pad([torch.cat((start, row)) for row in rows])
         targets, _ = pad([torch.cat((row, end)) for row in rows], IGNORE)
         source = self.source_stream([one.source for one in samples])
         return Batch({"source": source, "target": Stream(ids=ids)}, {"loss": targets})
 
     def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-        """`exact`: the pairs of which every token is the likeliest after the true ones before it, which is what taking
-        the likeliest token each time gives too."""
+        """Return the loss, the accuracy per token, and `exact_match`: the fraction of pairs whose every token is the
+        likeliest with teacher forcing, which is when greedy decoding gives the target."""
         targets, logits = batch.targets["loss"], model(batch)
-        counted = targets != IGNORE
-        right = (logits.argmax(-1) == targets) & counted
+        asked = targets != IGNORE
+        correct = (logits.argmax(-1) == targets) & asked
         unknown = self.tokenizers[1].specials.get(UNKNOWN)
         if unknown is not None:
-            right &= targets != unknown  # What an unknown word was is never told.
-        counts = counted.sum(1)
-        whole = ((right.sum(1) == counts) & (counts > 0)).float()
-        smoothing = self.settings.smoothing if model.training else 0.0
+            correct &= targets != unknown  # An unknown word cannot be right.
+        counts = asked.sum(1)
+        exact = ((correct.sum(1) == counts) & (counts > 0)).float()
+        smoothing = self.settings.label_smoothing if model.training else 0.0
         return {
             "loss": cross_entropy_term(logits, targets, smoothing),
-            "accuracy": LossTerm(right.sum(1), counts, weight=0.0),
-            "exact": LossTerm(whole, (counts > 0).long(), weight=0.0),
+            "accuracy": LossTerm(correct.sum(1), counts, weight=0.0),
+            "exact_match": LossTerm(exact, (counts > 0).long(), weight=0.0),
         }
 
     def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {
             "loss": loss.value,
-            "interval": loss.interval(),
+            "loss_ci95": loss.interval(),
             "perplexity": math.exp(min(loss.value, 700.0)),
             "accuracy": totals["accuracy"].value,
-            "exact": totals["exact"].value,
-            "targets": loss.count,
-            "pairs": totals["exact"].count,
+            "exact_match": totals["exact_match"].value,
+            "num_targets": loss.count,
+            "num_pairs": totals["exact_match"].count,
         }
 
     def evaluate(
@@ -311,50 +363,50 @@ class Translation(Seq2SeqTask):
         *,
         batch_size: int = 64,
         samples: Samples | None = None,
-        target: str | None = None,
+        target_file: str | None = None,
     ) -> dict[str, float]:
-        """As every task's, and what the translations themselves are like, each token being the likeliest: `exact`, the
-        share that is the target, and by sacrebleu, where it is installed, `bleu` and `chrf`.
+        """Evaluate as every task does, and the greedy translations: `exact_match`, and BLEU and chrF by sacrebleu,
+        where it is installed.
 
-        target: the file whose line n is the target of line n of the file `data`.
+        target_file: the file whose line n is the target of line n of the file `data`.
         """
-        if target is not None and data is None:
-            raise UserError(f"--target {target}: is for --data FILE, whose lines are the sources")
+        if target_file is not None and data is None:
+            raise UserError(f"{flag('target_file')} {target_file}: needs --data FILE, whose lines are the sources")
         if samples is None:
-            samples = self.prepare(self.source).validation if data is None else self.load_samples(data, target)
+            samples = self.prepare(self.source).validation if data is None else self.load_samples(data, target_file)
         metrics = super().evaluate(batch_size=batch_size, samples=samples)
-        coded: Sequence[Coded] = samples.take(samples.all())
-        texts = [one.text for one in self.translations([one.source for one in coded])]
-        references = [one.pair.target for one in coded]
-        right = sum(text == reference for text, reference in zip(texts, references, strict=True))
-        return {**metrics, "translated": len(coded), "exact": right / len(coded), **corpus_scores(texts, references)}
+        pairs: Sequence[EncodedPair] = samples.take(samples.all())
+        texts = [one.text for one in self.translate_ids([one.source for one in pairs])]
+        targets = [one.pair.target for one in pairs]
+        exact = sum(text == target for text, target in zip(texts, targets, strict=True)) / len(pairs)
+        return {**metrics, "num_translated": len(pairs), "exact_match": exact, **corpus_scores(texts, targets)}
 
     def metric_lines(self, metrics: dict[str, float]) -> list[str]:
         m = metrics
-        either_way = "" if math.isnan(m["interval"]) else f" ± {m['interval']:.4f}"
+        interval = "" if math.isnan(m["loss_ci95"]) else f" ± {m['loss_ci95']:.4f}"
         lines = [
-            f"loss:          {m['loss']:.4f}{either_way} nats a token{' (95 % interval)' if either_way else ''}",
-            f"tokens right:  {m['accuracy']:.1%}, after the true ones before them",
-            f"exact:         {m['exact']:.1%} of {int(m['pairs']):,} translations",
+            f"loss:          {m['loss']:.4f}{interval} nats/token{' (95 % interval)' if interval else ''}",
+            f"accuracy:      {m['accuracy']:.1%} of the tokens, with teacher forcing",
+            f"exact match:   {m['exact_match']:.1%} of {int(m['num_pairs']):,} translations",
         ]
-        if "translated" in m:
+        if "num_translated" in m:
             scores = f"{m['bleu']:.2f}, {m['chrf']:.2f}" if "bleu" in m else MISSING
             lines.append(f"BLEU, chrF:    {scores}")
         return lines
 
     def baseline(self, material: PreparedData) -> Baseline | None:
-        pairs = [[one.pair for one in part.take(part.all())] for part in (material.training, material.validation)]
-        return pair_baseline(*pairs)
+        train, val = ([one.pair for one in part.take(part.all())] for part in (material.training, material.validation))
+        return pair_baseline(train, val)
 
     def example(self) -> str:
-        """The first validation pairs and what the model makes of them."""
+        """Return the first validation pairs and their translations."""
         assert self.source is not None
         samples = self.prepare(self.source).validation
-        coded: Sequence[Coded] = samples.take(samples.all()[:EXAMPLES])
-        found = self.translations([one.source for one in coded])
+        pairs: Sequence[EncodedPair] = samples.take(samples.all()[:3])
+        translated = self.translate_ids([one.source for one in pairs])
         lines = [
             f"{one.pair.source} → {made.text}" + ("" if made.text == one.pair.target else f"  (not {one.pair.target})")
-            for one, made in zip(coded, found, strict=True)
+            for one, made in zip(pairs, translated, strict=True)
         ]
         return "\n".join(lines)
 
@@ -377,8 +429,8 @@ class Translation(Seq2SeqTask):
 
     paths: ClassVar[Mapping[str, str]] = every_path(
         {
-            "packed = alone": "each target has a source of its own beside it",
-            "streamed = whole": "a translation is given as a whole",
+            "packed = alone": "each target has a source of its own",
+            "streamed = whole": "a translation is returned as a whole",
         }
     )
 
@@ -390,11 +442,6 @@ class Translation(Seq2SeqTask):
         tiny = {"width": 16, "depth": 2, "batch_size": 8}
         return {
             "transformer": Example(str(table), {**tiny, "heads": 2}),
-            "rnn": Example(str(table), {**tiny, "model": "rnn", "vocabularies": "separate"}),
+            "rnn": Example(str(table), {**tiny, "model": "rnn", "separate_vocab": True}),
             "rnn-attention": Example(str(table), {**tiny, "model": "rnn-attention"}),
         }
-
-    def decoder(self, batch: Batch) -> StepModel:
-        model = self.model
-        assert isinstance(model, EncoderDecoder | RecurrentTranslator)
-        return model.decoder_of(batch)

@@ -76,4 +76,4 @@ def pair_baseline(training: Sequence[Pair], validation: Sequence[Pair]) -> Basel
     best = max(exact, key=lambda name: exact[name])
     rest = ", ".join(f"{name} {value:.3f}" for name, value in exact.items() if name != best)
     note = f"by edit distance, asked of {len(asked):,} pairs ({rest})"
-    return Baseline(best, exact[best], "of the targets exactly", note, metric="exact")
+    return Baseline(best, exact[best], "of the targets exactly", note, metric="exact_match")

@@ -110,6 +110,65 @@ def test_a_wrong_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
 
 
+def import_graph() -> dict[str, set[str]]:
+    """Return module → the modules of the package that it imports, at any level of its file, TYPE_CHECKING included."""
+    files = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        named = {name for _, name in imports(path)}
+        graph[module] = {name if name in files else name.rpartition(".")[0] for name in named} & files.keys() - {module}
+    return graph
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one module, by Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in sorted(graph[module]):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[module] = min(low[module], low[other])
+        if low[module] == index[module]:
+            component = [stack.pop()]
+            while component[-1] != module:
+                component.append(stack.pop())
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for module in graph:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_imports_have_no_cycles() -> None:
+    found = cycles(import_graph())
+    assert not found, "\n".join(" – ".join(component) for component in found)
+
+
+def test_a_cycle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also through an import inside a function, and one for type checking."""
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path / "tokenloom")
+    package = tmp_path / "tokenloom" / "nn"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("from tokenloom.nn.b import f\n")
+    (package / "b.py").write_text("def f():\n    from tokenloom.nn import c\n")
+    (package / "c.py").write_text("if TYPE_CHECKING:\n    import tokenloom.nn.a\n")
+    (package / "d.py").write_text("from tokenloom.nn.a import f\n")
+    assert cycles(import_graph()) == [["tokenloom.nn.a", "tokenloom.nn.b", "tokenloom.nn.c"]]
+
+
 def test_top_level_modules() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == TOP
     names = {name.split(".")[1] for _, name in imports(PACKAGE / "errors.py") if name.startswith("tokenloom.")}

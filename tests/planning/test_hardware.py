@@ -21,22 +21,22 @@ def test_every_built_in_machine_says_where_its_figures_are_from() -> None:
         assert machine.name == name
         assert machine.source
         assert f"- {name}" in text or f", {name}:" in text
-        assert machine.utilisation is None
-        assert 1e11 < machine.peaks["float32"] <= machine.rate(machine.usual) < 1e15
+        assert machine.mfu is None
+        assert 1e11 < machine.peaks["float32"] <= machine.peak(machine.usual_dtype) < 1e15
         assert 1e10 < machine.memory < 2e11
-    assert machines["h100"].usual == "bfloat16"
-    assert machines["laptop"].usual == "float32"
+    assert machines["h100"].usual_dtype == "bfloat16"
+    assert machines["laptop"].usual_dtype == "float32"
     assert machines["h200"].memory / machines["h100"].memory == pytest.approx(141 / 80)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("h10", ["--hardware h10: no such machine", "did you mean 'h100'?"]),
+        ("h10", ["--hardware h10: unknown", "did you mean 'h100'?"]),
         ("A100", ["did you mean 'a100-80'?"]),
         ("RTX 3090", ["did you mean 'rtx-4090'?"]),
-        ("abacus", ["no such machine. There are this, laptop, rtx-4090", "file.toml"]),
-        ("", ["no such machine"]),
+        ("abacus", ["unknown. There are this, laptop, rtx-4090", "file.toml"]),
+        ("", ["unknown"]),
     ],
 )
 def test_a_name_that_there_is_not(name: str, words: list[str]) -> None:
@@ -55,24 +55,24 @@ def test_names_may_be_written_as_on_the_box() -> None:
 
 
 def test_a_precision_without_a_rate_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--dtype bfloat16: no rate is known for it on laptop, only for float32"):
-        built_in()["laptop"].rate("bfloat16")
+    with pytest.raises(UserError, match=r"--dtype bfloat16: no peak rate is known on laptop, only for float32"):
+        built_in()["laptop"].peak("bfloat16")
 
 
 def test_machines_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        "[box]\nmemory_gb = 48\nfloat32_tflops = 38.7\nutilisation = 0.35\n\n[old]\nmemory_gb=1.5\nbfloat16_tflops=9\n"
+        "[box]\nmemory_gb = 48\nfloat32_tflops = 38.7\nmfu = 0.35\n\n[old]\nmemory_gb=1.5\nbfloat16_tflops=9\n"
     )
     box, old = find_hardware([str(path)])
-    assert (box.name, box.memory, box.peaks, box.utilisation) == ("box", 48 * 10**9, {"float32": 38.7e12}, 0.35)
-    assert (old.memory, old.peaks, old.usual) == (15 * 10**8, {"bfloat16": 9e12}, "bfloat16")
+    assert (box.name, box.memory, box.peaks, box.mfu) == ("box", 48 * 10**9, {"float32": 38.7e12}, 0.35)
+    assert (old.memory, old.peaks, old.usual_dtype) == (15 * 10**8, {"bfloat16": 9e12}, "bfloat16")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["names no machine"]),
+        ("", ["has no hardware"]),
         ("memory_gb = 3", ["[memory_gb] is not a table"]),
         ("[box]\nmemory_gb = 3", ["[box] lacks float32_tflops"]),
         ("[box]\nfloat32_tflops = 3", ["[box] lacks memory_gb"]),
@@ -81,7 +81,7 @@ def test_machines_of_ones_own(tmp_path: Path) -> None:
         ("[box]\nmemory_gb = nan", ["memory_gb nan"]),
         ("[box]\nmemory_gb = true", ["memory_gb True"]),
         ("[box]\nmemory_gb = '24'", ["memory_gb '24'"]),
-        ("[box]\nmemory_gb = 3\nfloat32_tflops = 1\nutilisation = 40", ["utilisation 40", "at most 1"]),
+        ("[box]\nmemory_gb = 3\nfloat32_tflops = 1\nmfu = 40", ["mfu 40", "at most 1"]),
         ("[box\n", ["line 1"]),
         ("[box]\nmemory_gb = 1\n[box]\n", ["box"]),
     ],
@@ -108,7 +108,7 @@ def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = this_machine(budget=0.02)
     assert machine.name.startswith("this (")
     assert machine.memory > 10**9
-    assert 1e8 < machine.rate("float32") < 1e15
+    assert 1e8 < machine.peak("float32") < 1e15
     # A product is 2 width³ operations in the shortest of the times.
     now = iter([0.0, 0.0, 3.0, 1.0, 1.0, 3.0, 10.0])
     monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(now))

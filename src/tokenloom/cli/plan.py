@@ -1,4 +1,4 @@
-"""`tokenloom plan`: what a training would need, here or on other machines."""
+"""`tokenloom plan`: costs of a training on this machine and on others."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.display import field
 from tokenloom.cli.output import JsonOptions, print_json, quantity
+from tokenloom.config import flag
 from tokenloom.plotting.tables import plain_table
 from tokenloom.utils.progress import duration
 
 if TYPE_CHECKING:
     from tokenloom.planning.forecast import Forecast
-    from tokenloom.planning.text import TextPlan
+    from tokenloom.runs.plan import TextPlan
 
-SIZES = ["weights", "gradients", "optimizer", "activations", "work space", "all", "of"]
-HEADER = ["machine", "mode", "activation_checkpointing", *SIZES, "tokens/s", "time", "fits"]
-# A step that would be shorter than this, in seconds, is ruled by what the formulas leave out.
+HEADER = ["hardware", "mode", "checkpointing", "weights", "gradients", "optimizer", "activations", "workspace"]
+HEADER += ["total", "available", "tokens/s", "time", "fits"]
+# Steps shorter than this, in seconds, are dominated by costs that the formulas leave out.
 SHORT_STEP = 0.01
 
 
 def option_classes() -> list[type]:
     """Return the settings classes of `plan`."""
-    from tokenloom.planning.text import PlanSettings
+    from tokenloom.runs.plan import PlanSettings
     from tokenloom.tasks.text_generation import TextGeneration
 
     return [JsonOptions, TextGeneration.Settings, PlanSettings]
 
 
 def show_plan(data: str | None, given: dict[str, Any]) -> None:
-    """`tokenloom plan [DATA] --size …`."""
-    from tokenloom.planning.text import plan
+    """Run `tokenloom plan [DATA] --size …`."""
+    from tokenloom.runs.plan import plan
 
     as_json = given.pop("json", False)
     found = plan(data, **given)
@@ -40,32 +41,32 @@ def show_plan(data: str | None, given: dict[str, Any]) -> None:
 
 
 def lines(found: TextPlan) -> list[str]:
-    """The plan for a person to read."""
+    """Return the plan as text."""
     from tokenloom.planning.costs import flops_per_token, parameters
     from tokenloom.planning.forecast import RESERVE
 
     t = found.training
     s = t.sizes
     notes = [
-        f"Bytes are those of one device, which must keep {RESERVE:.0%} of its memory free for the framework. "
-        "checkpointing: each layer keeps its input alone, and is computed again.",
-        *dict.fromkeys(f"{one.hardware.name}: {_speed(one)}" for one in found.forecasts),
+        f"Memory is per device; {RESERVE:.0%} of it is kept free for the framework. checkpointing: activation"
+        " checkpointing, each layer stores only its input and is computed again in the backward pass.",
+        *dict.fromkeys(f"{one.hardware.name}: {_rate(one)}" for one in found.forecasts),
     ]
-    quick = dict.fromkeys(one.hardware.name for one in found.forecasts if one.seconds < SHORT_STEP * found.steps)
-    if quick:
+    short = dict.fromkeys(one.hardware.name for one in found.forecasts if one.seconds < SHORT_STEP * t.steps)
+    if short:
         notes.append(
-            f"{', '.join(quick)}: steps of less than {SHORT_STEP * 1000:.0f} ms; starting the kernels, which is not "
-            "counted, takes that long for so small a model, and a larger --batch-size is needed to reach these rates"
+            f"{', '.join(short)}: a step would take less than {SHORT_STEP * 1000:.0f} ms, which is dominated by kernel"
+            f" launches, not counted here; reaching these rates needs a larger {flag('batch_size')}"
         )
     return [
-        field("model", f"{parameters(s):,} parameters, {quantity(flops_per_token(s))} FLOPs to train a token"),
+        field("model", f"{parameters(s):,} parameters, {quantity(flops_per_token(s))} training FLOPs per token"),
         field(
             "sizes",
-            f"width {s.width:,}, depth {s.depth:,}, heads {s.heads:,}, context {s.context:,}, "
-            f"{s.vocab_size:,} different ids",
+            f"width {s.width:,}, depth {s.depth:,}, heads {s.heads:,}, context {s.context:,}, vocab size"
+            f" {s.vocab_size:,}",
         ),
-        field("tokens", f"{t.tokens:,} ({found.tokens_from})"),
-        field("work", f"{t.flops:.3g} FLOPs, {found.steps:,} steps of {t.batch_size:,} samples, {t.optimizer}"),
+        field("tokens", f"{t.num_tokens:,} ({found.tokens_from})"),
+        field("compute", f"{t.flops:.3g} FLOPs, {t.steps:,} steps of {t.batch_size:,} samples, {t.optimizer}"),
         "",
         plain_table([_cells(one) for one in found.forecasts], HEADER),
         "",
@@ -73,23 +74,21 @@ def lines(found: TextPlan) -> list[str]:
     ]
 
 
-def _speed(one: Forecast) -> str:
-    share = f"{one.utilisation:.1%}" + (" of it, measured" if one.hardware.utilisation is not None else " of it")
-    return f"{quantity(one.hardware.rate(one.dtype), 'FLOP/s')} in {one.dtype} ({one.hardware.source}), {share}"
+def _rate(one: Forecast) -> str:
+    measured = ", measured" if one.hardware.mfu is not None else ""
+    peak = quantity(one.hardware.peak(one.dtype), "FLOP/s")
+    return f"{peak} peak in {one.dtype} ({one.hardware.source}), MFU {one.mfu:.1%}{measured}"
 
 
 def _cells(one: Forecast) -> list[object]:
     m = one.memory
-    times = f"{one.devices:,} × " if one.devices > 1 else ""
+    times = f"{one.num_devices:,} × " if one.num_devices > 1 else ""
+    sizes = (m.weights, m.gradients, m.optimizer, m.activations, one.workspace, one.needed, one.hardware.memory)
     return [
         times + one.hardware.name,
         one.mode,
         "yes" if one.activation_checkpointing else "no",
-        *(
-            quantity(size, "B")
-            for size in (m.weights, m.gradients, m.optimizer, m.activations, one.workspace, one.needed)
-        ),
-        quantity(one.hardware.memory, "B"),
+        *(quantity(size, "B") for size in sizes),
         quantity(one.tokens_per_second),
         f"{one.days:,.1f} days" if one.days >= 2 else duration(one.seconds),
         "yes" if one.fits else f"no: {one.remedy}",

@@ -14,7 +14,7 @@ from tokenloom.models.gpt import GPTConfig
 from tokenloom.nn.ops import BLOCK_ENTRIES
 from tokenloom.planning.estimate import Memory
 
-Mode = Literal["one device", "data-parallel", "fully sharded"]
+Mode = Literal["one device", "ddp", "fsdp"]
 Precision = Literal["float32", "bfloat16"]
 Optimizer = Literal["muon", "adamw"]
 
@@ -210,8 +210,8 @@ def memory(
     """Bytes on each device: weights and gradients in float32, 4 each a number; AdamW keeps 8 a number, Muon 4 for each
     number in a hidden matrix; and the activations of the device's own micro-batch.
 
-    data-parallel: every device holds everything, and splits the batch. While gradients are added up there is a second
-    copy of them, in the place of the activations, which are gone by then: the larger of the two counts. fully sharded:
+    ddp: every device holds everything, and splits the batch. While gradients are added up there is a second
+    copy of them, in the place of the activations, which are gone by then: the larger of the two counts. fsdp:
     weights, gradients and optimizer are shared out evenly (Rajbhandari et al. 2020, "ZeRO", stage 3). Beside its share
     a device holds, whole, the weights and gradients that stand outside the layers, which are one unit; two layers of
     weights, the one at work and the next; and one layer of gradients.
@@ -222,7 +222,7 @@ def memory(
     activations = activation_bytes(s, work)
     if mode == "one device" or devices == 1:
         return Memory(4 * total, 4 * total, state, activations)
-    if mode == "data-parallel":
+    if mode == "ddp":
         return Memory(4 * total, 4 * total, state, max(activations, 4 * total))
     layer = layer_parameters(s)
     outside = total - s.depth * layer

@@ -1,6 +1,6 @@
-"""A training on machines near and far: memory, tokens a second, days, and what would make it fit.
+"""Forecast of a training on given hardware: memory, tokens/s, days, and what would make it fit.
 
-Memory and work are those of `footprint.py`, rates those of `hardware.py`.
+Memory and FLOPs are those of `costs.py`, rates those of `hardware.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tokenloom.config import flag
 from tokenloom.planning.costs import (
     Mode,
     Optimizer,
@@ -22,73 +23,79 @@ from tokenloom.planning.costs import (
 from tokenloom.planning.estimate import Memory
 from tokenloom.planning.hardware import Hardware
 
-# What the framework and fragmentation take of a device.
+# Fraction of device memory left to the framework and to fragmentation.
 RESERVE = 0.1
-# A share of the peak that well-made trainings reach: GPT-3 21 %, Llama 2 about 42 %, PaLM 46 % (Chowdhery et al. 2022,
-# table 3, for the first and the last).
-UTILISATION = 0.4
-# Tokens a parameter at which loss falls fastest with compute, about (Hoffmann et al. 2022, table 3).
+# Model FLOPs utilization that optimized trainings reach: GPT-3 21 %, Llama 2 about 42 %, PaLM 46 % (Chowdhery et al.
+# 2022, table 3, for the first and the last).
+MFU = 0.4
+# Compute-optimal number of tokens per parameter, approximately (Hoffmann et al. 2022, table 3).
 TOKENS_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is to be trained, and how: all but the machine.
+    """A training, without the hardware.
 
-    tokens: in all, over all epochs. batch: samples a step over all devices. grad_accum: micro-batches a step.
+    num_tokens: over all epochs. batch_size: samples per step, over all devices. grad_accum: micro-batches per step.
     """
 
     sizes: Sizes
-    tokens: int
+    num_tokens: int
     batch_size: int
     grad_accum: int = 1
     optimizer: Optimizer = "muon"
-    borders: bool = False
+    separate_documents: bool = False
 
     @property
     def flops(self) -> int:
-        """Of the whole training, without anything that is computed twice."""
-        return self.tokens * flops_per_token(self.sizes)
+        """FLOPs of the whole training, without recomputation."""
+        return self.num_tokens * flops_per_token(self.sizes)
 
-    def samples(self, devices: int) -> int:
-        """The largest number of samples that a device has in a micro-batch."""
-        return -(-self.batch_size // (self.grad_accum * devices))
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return -(-self.num_tokens // (self.batch_size * self.sizes.context))
+
+    def micro_batch_size(self, num_devices: int) -> int:
+        """Return the largest number of samples of a device in a micro-batch."""
+        return -(-self.batch_size // (self.grad_accum * num_devices))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A training on some devices of one kind, in one mode.
+    """A training on several devices of one kind.
 
-    workspace: bytes needed for a moment beside the memory. tokens_per_second: of all devices together. short: bytes
-    that a device lacks, 0 when it fits. remedy: what would make it fit, "" when it does.
+    memory, workspace: bytes per device; the workspace is needed temporarily, at the end of the forward pass. mfu: model
+    FLOPs utilization, the fraction of the peak rate that is used. tokens_per_second: of all devices together.
+    missing: bytes that a device lacks, 0 when the training fits. remedy: what would make it fit, "" when it does.
     """
 
     hardware: Hardware
-    devices: int
+    num_devices: int
     mode: Mode
     dtype: Precision
     activation_checkpointing: bool
     memory: Memory
     workspace: int
-    utilisation: float
+    mfu: float
     tokens_per_second: float
     seconds: float
-    short: int
+    missing: int
     remedy: str = ""
 
     @property
     def needed(self) -> int:
-        """Bytes on each device, all together."""
+        """Bytes needed per device."""
         return self.memory.total + self.workspace
 
     @property
     def fits(self) -> bool:
-        """Whether it fits into the memory of each device, with a tenth kept free."""
-        return self.short == 0
+        """Whether each device has enough memory, with a tenth of it kept free."""
+        return self.missing == 0
 
     @property
     def days(self) -> float:
-        """To the end."""
+        """Days of training."""
         return self.seconds / 86400
 
 
@@ -96,113 +103,108 @@ def forecast(
     training: Training,
     hardware: Hardware,
     *,
-    devices: int = 1,
+    num_devices: int = 1,
     mode: Mode = "one device",
     dtype: Precision | None = None,
     activation_checkpointing: bool = False,
-    utilisation: float = UTILISATION,
+    mfu: float = MFU,
 ) -> Forecast:
-    """Memory from `memory`; tokens a second = devices × peak × utilisation ÷ FLOPs a token.
+    """Return the forecast of a training: tokens/s = devices × peak rate × MFU ÷ FLOPs per token.
 
-    utilisation: the share of the peak that products reach over the whole training, communication included; that which
-    was measured, where the hardware is this machine. dtype: the machine's usual one when None.
+    dtype: None for the usual one of the hardware. mfu: over the whole training, communication included; replaced by the
+    measured value where the hardware has one.
     """
     s = training.sizes
-    dtype = hardware.usual if dtype is None else dtype
-    work = Work(training.samples(devices), dtype, activation_checkpointing, training.borders)
-    need = memory(s, work, optimizer=training.optimizer, mode=mode, devices=devices)
-    space = workspace_bytes(s, work)
-    short = max(0, need.total + space - int(hardware.memory * (1 - RESERVE)))
-    a_token = flops_per_token(s) + (recomputed_flops_per_token(s) if activation_checkpointing else 0)
-    share = utilisation if hardware.utilisation is None else hardware.utilisation
-    rate = devices * hardware.rate(dtype) * share / a_token
+    dtype = hardware.usual_dtype if dtype is None else dtype
+    work = Work(training.micro_batch_size(num_devices), dtype, activation_checkpointing, training.separate_documents)
+    needed = memory(s, work, optimizer=training.optimizer, mode=mode, devices=num_devices)
+    workspace = workspace_bytes(s, work)
+    missing = max(0, needed.total + workspace - int(hardware.memory * (1 - RESERVE)))
+    flops = flops_per_token(s) + (recomputed_flops_per_token(s) if activation_checkpointing else 0)
+    mfu = mfu if hardware.mfu is None else hardware.mfu
+    rate = num_devices * hardware.peak(dtype) * mfu / flops
     return Forecast(
         hardware,
-        devices,
+        num_devices,
         mode,
         dtype,
         activation_checkpointing,
-        need,
-        space,
-        share,
+        needed,
+        workspace,
+        mfu,
         rate,
-        training.tokens / rate,
-        short,
+        training.num_tokens / rate,
+        missing,
     )
-
-
-def remedy(training: Training, found: Forecast, *, most: int = 1 << 17) -> str:
-    """What would make a training fit that does not, as options of `train`, the cheapest first: smaller micro-batches,
-    then activation checkpointing, then sharding over as few devices as suffice (doubling up to `most`)."""
-    hardware, dtype = found.hardware, found.dtype
-
-    def fits(change: Training, devices: int, mode: Mode, activation_checkpointing: bool) -> bool:
-        return forecast(
-            change,
-            hardware,
-            devices=devices,
-            mode=mode,
-            dtype=dtype,
-            activation_checkpointing=activation_checkpointing,
-        ).fits
-
-    devices, mode = found.devices, found.mode
-    for activation_checkpointing in sorted({found.activation_checkpointing, True}):
-        for grad_accum in _doublings(training.grad_accum, training.batch_size // devices):
-            if fits(replace(training, grad_accum=grad_accum), devices, mode, activation_checkpointing):
-                ways = [f"--grad-accum {grad_accum}"] if grad_accum != training.grad_accum else []
-                ways += (
-                    ["--activation-checkpointing"]
-                    if activation_checkpointing and not found.activation_checkpointing
-                    else []
-                )
-                return " and ".join(ways)
-    for count in _doublings(max(2, devices), most):
-        whole = replace(training, batch_size=max(count, training.batch_size), grad_accum=1)
-        smallest = replace(whole, grad_accum=max(1, whole.batch_size // count))
-        for activation_checkpointing in sorted({found.activation_checkpointing, True}):
-            if fits(smallest, count, "fully sharded", activation_checkpointing):
-                also = (
-                    " --activation-checkpointing"
-                    if activation_checkpointing and not found.activation_checkpointing
-                    else ""
-                )
-                return f"--parallel fsdp{also}, over {count:,} of them, 1 sample at a time"
-    return "a smaller model or context: one sample is too much for any number of them"
-
-
-def _doublings(first: int, last: int) -> Iterator[int]:
-    """first, 2 first, 4 first … below last, and last, if it is above first."""
-    value = first
-    while value < last:
-        yield value
-        value *= 2
-    yield max(first, last)
 
 
 def forecasts(
     training: Training,
     hardware: Hardware,
     *,
-    devices: int = 1,
+    num_devices: int = 1,
     dtype: Precision | None = None,
-    utilisation: float = UTILISATION,
+    mfu: float = MFU,
 ) -> list[Forecast]:
-    """Every mode that there is on so many devices, without and with activation checkpointing."""
+    """Return a forecast for every parallel mode, without and with activation checkpointing, each with its remedy."""
     modes: list[tuple[Mode, int]] = [("one device", 1)]
-    if devices > 1:
-        modes += [("data-parallel", devices), ("fully sharded", devices)]
-    found = []
-    for mode, count in modes:
-        for activation_checkpointing in (False, True):
+    if num_devices > 1:
+        modes += [("ddp", num_devices), ("fsdp", num_devices)]
+    results = []
+    for mode, n in modes:
+        for checkpointing in (False, True):
             one = forecast(
                 training,
                 hardware,
-                devices=count,
+                num_devices=n,
                 mode=mode,
                 dtype=dtype,
-                activation_checkpointing=activation_checkpointing,
-                utilisation=utilisation,
+                activation_checkpointing=checkpointing,
+                mfu=mfu,
             )
-            found.append(one if one.fits else replace(one, remedy=remedy(training, one)))
-    return found
+            results.append(one if one.fits else replace(one, remedy=remedy(training, one)))
+    return results
+
+
+def remedy(training: Training, failed: Forecast, *, max_devices: int = 1 << 17) -> str:
+    """Return the cheapest options of `train` with which a training would fit.
+
+    Tried in order: smaller micro-batches, activation checkpointing, and FSDP on as few devices as suffice, in powers of
+    two times those given.
+    """
+
+    def fits(changed: Training, num_devices: int, mode: Mode, checkpointing: bool) -> bool:
+        return forecast(
+            changed,
+            failed.hardware,
+            num_devices=num_devices,
+            mode=mode,
+            dtype=failed.dtype,
+            activation_checkpointing=checkpointing,
+        ).fits
+
+    choices = [(False, ""), (True, flag("activation_checkpointing"))]
+    if failed.activation_checkpointing:
+        choices = [(True, "")]
+    for checkpointing, option in choices:
+        for grad_accum in _doublings(training.grad_accum, training.batch_size // failed.num_devices):
+            if fits(replace(training, grad_accum=grad_accum), failed.num_devices, failed.mode, checkpointing):
+                accumulate = f"{flag('grad_accum')} {grad_accum}" if grad_accum != training.grad_accum else ""
+                return " and ".join(filter(None, (accumulate, option)))
+    for n in _doublings(max(2, failed.num_devices), max_devices):
+        batch_size = max(n, training.batch_size)
+        smallest = replace(training, batch_size=batch_size, grad_accum=max(1, batch_size // n))
+        for checkpointing, option in choices:
+            if fits(smallest, n, "fsdp", checkpointing):
+                options = " ".join(filter(None, (f"{flag('parallel')} fsdp", option)))
+                return f"{options} on {n:,} devices, with micro-batches of 1 sample"
+    return "a smaller model or context: one sample needs too much memory on any number of devices"
+
+
+def _doublings(first: int, last: int) -> Iterator[int]:
+    """Yield first, 2 first, 4 first … below last, then last if it is above first, else first."""
+    value = first
+    while value < last:
+        yield value
+        value *= 2
+    yield max(first, last)

@@ -130,6 +130,6 @@ def test_the_command_line_tells_what_was_counted(sums: str, tmp_path: Path, caps
     assert main(["train", sums, "--task", COUNTED, "--dry-run"]) == 0
     assert "dry run: nothing was saved" in capsys.readouterr().out
     assert main(["info", str(out)]) == 0
-    assert "numbers:                20" in capsys.readouterr().out
+    assert "saved numbers:          20" in capsys.readouterr().out
     assert main(["train", sums, "--task", COUNTED, "--steps", "3"]) == 2
     assert "--steps has no effect" in capsys.readouterr().err

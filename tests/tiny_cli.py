@@ -1,4 +1,4 @@
-"""What the tests of the command line share: settings of a tiny model, a small text, and what a command answered."""
+"""Shared by tests of the command line: settings of a tiny model, a small text, and the output of a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RHYME = "One, two, buckle my shoe.\nThree, four, knock at the door.\nFive, six, 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command did."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

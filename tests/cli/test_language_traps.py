@@ -48,10 +48,10 @@ def test_validation_that_holds_every_text(refused: Refused, tmp_path: Path) -> N
 def test_an_option_of_another_task_says_whose_it_is(refused: Refused, tmp_path: Path) -> None:
     text = tmp_path / "s.txt"
     text.write_text("one line\n" * 50, "utf-8")
-    assert "--target-file is an option of --task translation" in refused("train", text, "--target-file", text)
+    assert "--target-file is an option of other tasks: translation" in refused("train", text, "--target-file", text)
     said = refused("train", text, "--no-header")
     assert "--no-header is an option of" in said
-    assert "--task text-classification" in said
+    assert "text-classification" in said
     assert "Unknown option" in refused("train", text, "--taste", "sweet")
 
 

@@ -206,3 +206,8 @@ def test_merges_that_stop_early_are_announced(call: Call, tmp_path: Path) -> Non
     assert answer.code == 0
     note = next(line for line in answer.err.splitlines() if line.startswith("note:"))
     assert "merges" in note
+
+
+def test_a_flag_without_its_value_is_refused_in_a_few_words(refused: Refused) -> None:
+    assert len(refused("train", "--model")) < 100
+    assert "--model" in refused("train", "--model")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from tokenloom.cli.output import STDIN, is_main_process
 from tokenloom.cli.parameters import with_options
@@ -66,7 +66,10 @@ def _fail(message: str, code: int, *, quiet: bool = False) -> int:
 
 def _one_line(error: CycloptsError, tokens: Sequence[str]) -> str:
     """Return the message of a parsing error on one line, with the command whose help to read."""
-    chain = list(error.command_chain or [token for token in tokens if not token.startswith("-")][:1])
+    error.verbose = False
+    chain = list(error.command_chain or ())
+    if not chain and not isinstance(error, UnknownCommandError):
+        chain = [token for token in tokens if not token.startswith("-")][:1]
     if isinstance(error, UnusedCliTokensError):
         text = f"unexpected argument: {' '.join(map(repr, error.unused_tokens or []))}"
     else:
@@ -74,8 +77,8 @@ def _one_line(error: CycloptsError, tokens: Sequence[str]) -> str:
     if isinstance(error, UnknownOptionError) and chain == ["train"]:
         from tokenloom.cli.train import tasks_with
 
-        if tasks := tasks_with(error.token.keyword or ""):
-            text = f"{error.token.keyword} is an option of {' and '.join(f'--task {name}' for name in tasks)}"
+        if names := tasks_with(error.token.keyword or ""):
+            text = f"{error.token.keyword} is an option of other tasks: {', '.join(names)}"
     return f"{text} (see {' '.join(['tokenloom', *chain])} --help)"
 
 

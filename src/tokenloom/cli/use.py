@@ -70,10 +70,8 @@ def _action_options(run: str, action: str) -> type:
     """Return the settings class of an action of a run. Raise UserError when its task does not have the action."""
     task = _task_of(run)
     if action not in task.uses:
-        actions = ", ".join(task.uses) or "only evaluate"
-        raise UserError(
-            f"{run}: {with_article(task.name)} run cannot {action}{did_you_mean(action, task.uses)}; it can {actions}"
-        )
+        actions, hint = ", ".join(task.uses) or "only evaluate", did_you_mean(action, task.uses)
+        raise UserError(f"{run}: {with_article(task.name)} run cannot {action}; it can {actions}{hint}")
     return task.uses[action]
 
 
@@ -99,7 +97,7 @@ def inspect_run(run: str, what: str | None, given: dict[str, Any]) -> None:
     """`tokenloom inspect RUN attention|embeddings|neighbors|analogy …`."""
     if what is None:
         names = [name.removeprefix(INSPECT) for name in _task_of(run).uses if name.startswith(INSPECT)]
-        raise UserError(f"{run}: say what to inspect: {' or '.join(names) or 'this task has nothing to inspect'}")
+        raise UserError(f"{run}: say what to inspect: {', '.join(names) or 'its task has nothing to inspect'}")
     use_run(INSPECT + what, run, given)
 
 

@@ -12,10 +12,10 @@ NAMES = ["ham", "very good", "an uncommonly long name of a class"]
 
 def test_the_table_says_what_is_what() -> None:
     assert confusion_table([[8, 2], [0, 5]], ["a", "b c"]).splitlines() == [
-        "is \\ taken for  a  b c",
-        "----------------------",
-        "a               8    2",
-        "b c             0    5",
+        "true \\ predicted  a  b c",
+        "------------------------",
+        "a                 8    2",
+        "b c               0    5",
     ]
 
 

@@ -63,10 +63,10 @@ def test_evaluate_has_the_tables(run: tuple[Path, Path], capsys: pytest.CaptureF
     assert main(["evaluate", str(run[0]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     counts = np.array(found["confusion"]["counts"])
-    assert counts.sum() == found["images"] == 5
+    assert counts.sum() == found["num_images"] == 5
     assert found["accuracy"] == counts.trace() / 5
     assert main(["evaluate", str(run[0])]) == 0
-    assert "measured on: 5 images" in capsys.readouterr().out
+    assert "5 images" in capsys.readouterr().out
 
 
 def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_other_data_without_a_known_class_are_refused(
     shutil.copytree(run[1] / "vertical", tmp_path / "d" / "upright")
     shutil.copytree(run[1] / "vertical", tmp_path / "flat")
     for name, words in (
-        ("d", "has labels upright, and this run has learned horizontal, vertical"),
+        ("d", "has labels upright; the classes of this run are horizontal, vertical"),
         ("flat", "no labels"),
     ):
         assert main(["evaluate", str(run[0]), "--data", str(tmp_path / name)]) == 2

@@ -60,7 +60,7 @@ def test_evaluate_has_the_tables(run: tuple[Path, str], capsys: pytest.CaptureFi
     assert [row["support"] for row in found["classes"]] == [4, 4, 4]
     assert main(["evaluate", str(run[0])]) == 0
     printed = capsys.readouterr().out
-    assert "is \\ taken for" in printed
+    assert "true \\ predicted" in printed
     assert "95 % interval" in printed
     logged = [json.loads(line) for line in (run[0] / "metrics.jsonl").read_text().splitlines()]
     assert all(not isinstance(value, list | dict) for row in logged for value in row.values()), "single numbers alone"

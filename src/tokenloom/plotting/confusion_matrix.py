@@ -1,4 +1,4 @@
-"""A confusion matrix as a table and as a picture."""
+"""Confusion matrices, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Matrix = Sequence[Sequence[int]]
-# Numbers in the cells of larger matrices would be too small to read.
-MOST_NUMBERS = 20
+# Larger matrices show no numbers, which would be too small to read.
+MAX_NUMBERED = 20
 
 
 def confusion_table(counts: Matrix, classes: Sequence[str]) -> str:
-    """Rows: what a sample is; columns: what it was taken for."""
+    """Return a confusion matrix as a table. Rows: true classes; columns: predictions."""
     rows = [[name, *map(int, row)] for name, row in zip(classes, counts, strict=True)]
-    return plain_table(rows, ["is \\ taken for", *classes])
+    return plain_table(rows, ["true \\ predicted", *classes])
 
 
 def draw_confusion(
@@ -31,8 +31,8 @@ def draw_confusion(
 ) -> Figure:
     """Draw a confusion matrix, write the PNG and return the figure.
 
-    counts: (classes, classes), rows are what a sample is, columns what it was taken for. The shade of a cell is its
-    share of its row, the number is the count. Raises UserError without matplotlib and for a path that cannot be
+    counts: (classes, classes), rows are true classes, columns predictions. The shade of a cell is its fraction of the
+    row, the number is the count. Raise UserError without matplotlib and for a path that cannot be
     written.
     """
     look = style.palette(dark)
@@ -47,17 +47,17 @@ def draw_confusion(
     shades = LinearSegmentedColormap.from_list("share", [look.background, look.series[0]])
     axes.imshow(shares, cmap=shades, vmin=0, vmax=1)
     labels = [textwrap.shorten(name, 24, placeholder="…") for name in classes]
-    size = 10 if K <= MOST_NUMBERS else 7
-    upright = K <= 3 or (K <= MOST_NUMBERS and max(map(len, labels)) <= 3)
+    size = 10 if K <= MAX_NUMBERED else 7
+    upright = K <= 3 or (K <= MAX_NUMBERED and max(map(len, labels)) <= 3)
     axes.set_xticks(range(K), labels, rotation=0 if upright else 90)
     axes.set_yticks(range(K), labels)
-    axes.set_xlabel("taken for")
-    axes.set_ylabel("is")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
     axes.set_title(textwrap.fill(title, 60), loc="left", pad=12, fontsize=13)
     style.apply(figure, axes, dark)
     axes.grid(False)
     axes.tick_params(labelsize=size)
-    if K <= MOST_NUMBERS:
+    if K <= MAX_NUMBERED:
         for i, j in np.ndindex(K, K):
             if matrix[i, j]:
                 # Whichever of the two inks stands out against the shade.

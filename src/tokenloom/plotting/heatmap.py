@@ -1,4 +1,4 @@
-"""Heat maps: a matrix of numbers from 0 to 1 with words along its sides."""
+"""Heat maps: a matrix of numbers from 0 to 1 with labels along its sides."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def draw_alignment(
     *,
     dark: bool = False,
 ) -> Figure:
-    """Draw which source tokens each target token looked at, write the PNG and return the figure.
+    """Draw the attention of target tokens to source tokens, write the PNG and return the figure.
 
-    source: M labels along the bottom. target: N labels down the side. weights: (N, M) from 0 to 1. Raises UserError
+    source: M labels along the bottom. target: N labels down the side. weights: (N, M) from 0 to 1. Raise UserError
     without matplotlib and for a path that cannot be written.
     """
     from matplotlib.colors import LinearSegmentedColormap
@@ -35,13 +35,13 @@ def draw_alignment(
     figure = style.new_figure(width + 0.9, height)
     axes = figure.add_subplot()
     colors = LinearSegmentedColormap.from_list("weights", [look.background, look.series[0]])
-    picture = axes.imshow(weights, cmap=colors, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
+    image = axes.imshow(weights, cmap=colors, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     turned = 90 if max(map(len, source)) > 2 else 0
     axes.set_xticks(range(len(source)), source, rotation=turned)
     axes.set_yticks(range(len(target)), target)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
-    bar = figure.colorbar(picture, ax=axes, fraction=0.05, pad=0.02)
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label("attention", color=look.ink, fontsize=11)
     bar.ax.tick_params(colors=look.faint, labelcolor=look.ink)
     bar.outline.set_edgecolor(look.faint)

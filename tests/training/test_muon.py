@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tokenloom.training.muon import QUINTIC, Muon, orthogonalized
+from tokenloom.training.muon import QUINTIC, Muon, orthogonalize
 
 SHAPES = [(8, 8), (12, 8), (7, 16), (8, 40), (40, 8), (1, 5), (5, 1), (1, 1)]
 
@@ -27,27 +27,27 @@ def by_the_formula(G: Tensor) -> Tensor:
 
 
 def test_every_matrix_becomes_what_the_formula_says() -> None:
-    for given, found in zip(matrices(), orthogonalized(matrices()), strict=True):
+    for given, found in zip(matrices(), orthogonalize(matrices()), strict=True):
         torch.testing.assert_close(found, by_the_formula(given), rtol=0, atol=1e-9)
         values = torch.linalg.svdvals(found)
         assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
 
 
 def test_float32_is_close_to_float64() -> None:
-    for given, found in zip(matrices(), orthogonalized(matrices(torch.float32)), strict=True):
+    for given, found in zip(matrices(), orthogonalize(matrices(torch.float32)), strict=True):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), by_the_formula(given), rtol=0, atol=2e-4)
 
 
 def test_a_matrix_gets_the_same_alone_and_among_others() -> None:
-    together = orthogonalized(matrices())
+    together = orthogonalize(matrices())
     for given, found in zip(matrices(), together, strict=True):
-        torch.testing.assert_close(orthogonalized([given])[0], found, rtol=0, atol=1e-12)
+        torch.testing.assert_close(orthogonalize([given])[0], found, rtol=0, atol=1e-12)
 
 
 def test_zeros_stay_zeros_and_nothing_is_nothing() -> None:
-    assert bool((orthogonalized([torch.zeros(3, 4)])[0] == 0).all())
-    assert orthogonalized([]) == []
+    assert bool((orthogonalize([torch.zeros(3, 4)])[0] == 0).all())
+    assert orthogonalize([]) == []
 
 
 def test_two_steps_are_the_formula() -> None:
@@ -86,5 +86,5 @@ def test_it_is_torchs_own_within_the_coarseness_of_bfloat16() -> None:
 
 
 def test_what_is_no_matrix_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"moves matrices, not a parameter of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"is for matrices, not for a parameter of shape \(3,\)"):
         Muon([nn.Parameter(torch.zeros(3))], 0.1)

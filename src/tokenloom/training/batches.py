@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from tokenloom.data.samples import Keys, Samples, fingerprint_of, generator_for
 from tokenloom.models.batch import IGNORE, Batch
 
-# So many batches are sorted by length together.
+# Number of batches that are sorted by length together.
 POOL = 32
 
 
 @dataclass(frozen=True)
 class BatchContext:
-    """When and why samples are put into a batch: all that randomness in `collate` may depend on.
+    """What randomness in `collate` may depend on.
 
-    seed, step: of the training; step −1 in evaluation. keys: which samples, in order.
+    seed, step: of the training; step is −1 in evaluation. keys: of the samples, in order.
     """
 
     seed: int
@@ -31,31 +31,31 @@ class BatchContext:
 
     @property
     def training(self) -> bool:
-        """False in evaluation, where nothing is random from one time to the next."""
+        """Whether the batch is for training; evaluation is deterministic."""
         return self.step >= 0
 
     def random(self, row: int) -> np.random.Generator:
-        """The generator of one sample at this moment: the same however the batch is cut."""
+        """Return the generator of one sample, independent of how the batch is split."""
         return generator_for(self.seed, self.step + 1, int(self.keys[row]))
 
 
 Collate = Callable[[Any, BatchContext], Batch]
 
-# A step's micro-batches. `Batches` is one; training takes any other way of making them too.
+# Returns the micro-batches of a step; `Batches` is one.
 BatchSource = Callable[[int], list[Batch]]
 
 
 class Batches:
-    """Training batches by step. Call it with a step for that step's micro-batches.
+    """Training batches: call it with a step for the micro-batches of that step.
 
-    An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly. Samples that
-    have `lengths` are put together with others of about their length, so that little is padded.
+    An epoch visits every sample once; its last batch may be smaller. Micro-batches split a batch evenly. Samples with
+    `lengths` are batched with others of similar length, to reduce padding.
 
-    batch: samples a step. grad_accum: micro-batches a step; a batch of fewer samples gives one for each. share: (rank,
-    world) of this process; it gets its slice of every batch, and reads no other samples. All processes get as many
-    micro-batches; where there are too few samples for all, some are of samples of its own in which nothing counts.
+    batch_size: samples per step. grad_accum: micro-batches per step; fewer when the batch has fewer samples. share:
+    (rank, world size) of this process, which reads only its own slice of each batch. All processes get the same number
+    of micro-batches; where samples do not suffice, a process gets a batch without targets.
 
-    Raises ValueError when there are no samples, or fewer in a batch than processes.
+    Raise ValueError when there are no samples, or fewer in a batch than processes.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Batches:
     ) -> None:
         if min(len(samples), batch_size) < share[1] or grad_accum < 1:
             raise ValueError(
-                f"no batches from {len(samples)} samples, {batch_size} a step in {grad_accum} micro-batches,"
-                f" for {share[1]} process(es)"
+                f"no batches from {len(samples)} samples with batch_size {batch_size}, grad_accum {grad_accum}"
+                f" and {share[1]} process(es)"
             )
         self.samples, self.collate, self.share = samples, collate, share
         self.batch_size, self.seed, self.grad_accum = batch_size, seed, grad_accum
         self.steps_per_epoch = -(-len(samples) // batch_size)
-        self._order = lru_cache(maxsize=2)(self._plan)
+        self._epoch_keys = lru_cache(maxsize=2)(self._order)
 
-    def _plan(self, epoch: int) -> Keys:
-        """The keys of an epoch in the order in which steps take them."""
+    def _order(self, epoch: int) -> Keys:
+        """Return the keys of an epoch in the order of training."""
         keys = self.samples.epoch(self.seed, epoch)
         lengths = lengths_of(self.samples, keys)
         return (
@@ -89,65 +89,65 @@ class Batches:
         )
 
     def keys(self, step: int) -> Keys:
-        """Which samples the step learns from, in order, in all processes together."""
+        """Return the keys of the samples of a step, in order, over all processes."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        return self._order(epoch)[index * self.batch_size : (index + 1) * self.batch_size]
+        return self._epoch_keys(epoch)[index * self.batch_size : (index + 1) * self.batch_size]
 
     def __call__(self, step: int) -> list[Batch]:
         rank, world = self.share
         slices = np.array_split(self.keys(step), world)
-        # As many micro-batches as the smallest slice has samples for: the same number in all processes.
+        # The smallest slice decides, so that all processes have the same number of micro-batches.
         count = max(1, min(self.grad_accum, len(slices[-1])))
         parts = np.array_split(slices[rank], count)
-        return [self._collate(part, step) if len(part) else self._nothing() for part in parts]
+        return [self._collate(part, step) if len(part) else self._without_targets() for part in parts]
 
     def _collate(self, keys: Keys, step: int) -> Batch:
         return self.collate(self.samples.take(keys), BatchContext(self.seed, step, keys))
 
-    def _nothing(self) -> Batch:
-        """A batch without targets, for a process that has nothing to do while the others have."""
+    def _without_targets(self) -> Batch:
+        """Return a batch without targets, for a process that has no samples in a step."""
         rank, world = self.share
         batch = self._collate(np.array_split(self.keys(0), world)[rank][:1], 0)
         targets = {name: torch.full_like(target, IGNORE) for name, target in batch.targets.items()}
         return Batch(batch.streams, targets)
 
     def fingerprint(self) -> str:
-        """A hash of the samples and of the plan by which steps take them, which batch and seed decide.
+        """Return a hash of the samples and of their order in batches, which depends on batch size and seed.
 
-        How a batch is cut into micro-batches makes no difference to it.
+        It does not depend on the number of micro-batches.
         """
-        return fingerprint_of((self.samples.fingerprint(), self._order(0), self.batch_size, self.seed))
+        return fingerprint_of((self.samples.fingerprint(), self._epoch_keys(0), self.batch_size, self.seed))
 
 
 def lengths_of(samples: Samples, keys: Keys) -> NDArray[np.int64] | None:
-    """How long the samples with these keys are, where they say so by a method `lengths(keys)`; else None."""
+    """Return the lengths of the samples with these keys; None for samples without a method `lengths(keys)`."""
     lengths = getattr(samples, "lengths", None)
     return None if lengths is None else np.asarray(lengths(keys), dtype=np.int64)
 
 
 def bucketed(keys: Keys, lengths: NDArray[np.int64], batch_size: int, random: np.random.Generator) -> Keys:
-    """The same keys, so that each batch holds samples of about one length, in random order of batches.
+    """Return the keys reordered so that each batch has samples of similar length, with the batches in random order.
 
-    Pools of `POOL` batches are sorted by length and cut; a last batch that is not full stays the last.
+    Pools of `POOL` batches are sorted by length and cut into batches. An incomplete batch remains the last.
     """
     pools = range(0, len(keys), POOL * batch_size)
     order = np.concatenate([s + np.argsort(lengths[s : s + POOL * batch_size], kind="stable") for s in pools])
     full = len(keys) // batch_size
-    # The batch that is not full takes from the whole pool, and not its longest alone.
-    left = np.sort(random.permutation(order[(pools[-1]) :])[: len(keys) - full * batch_size])
-    rest = order[~np.isin(order, left)]
+    # The incomplete batch gets a random part of the last pool, not its longest samples.
+    incomplete = np.sort(random.permutation(order[(pools[-1]) :])[: len(keys) - full * batch_size])
+    rest = order[~np.isin(order, incomplete)]
     batches = rest.reshape(full, batch_size)[random.permutation(full)]
-    chosen: Keys = keys[np.concatenate([batches.reshape(-1), left])]
+    chosen: Keys = keys[np.concatenate([batches.reshape(-1), incomplete])]
     return chosen
 
 
 def count_targets(micro: Iterable[Batch]) -> dict[str, int]:
-    """How many targets count in a whole step, for each loss term."""
+    """Return the number of counted targets of a whole step, for each loss term."""
     return add_counts(batch.counts() for batch in micro)
 
 
 def add_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Counts by name, added up."""
+    """Return the sums of counts by name."""
     counts: dict[str, int] = {}
     for part in parts:
         for name, count in part.items():
@@ -156,11 +156,10 @@ def add_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def evaluation_keys(samples: Samples, batch_size: int, share: tuple[int, int] = (0, 1)) -> Iterator[Keys]:
-    """Everything once, in batches whose size makes no difference to the result: in order, or from short to long where
-    samples have `lengths`.
+    """Yield the keys of all samples in batches: in order, or by increasing length for samples with `lengths`.
 
-    share: (rank, world) of this process, which gets one slice of it all. Each process gets as many batches, of which
-    the last may be empty.
+    share: (rank, world size) of this process, which gets its slice. All processes get the same number of batches; the
+    last may be empty.
     """
     keys = samples.all()
     lengths = lengths_of(samples, keys)
@@ -170,20 +169,20 @@ def evaluation_keys(samples: Samples, batch_size: int, share: tuple[int, int] = 
 
 
 def evaluation_batches(samples: Samples, collate: Collate, batch_size: int) -> Iterator[Batch]:
-    """The batches of `evaluation_keys`, for one process."""
+    """Yield the batches of `evaluation_keys` for one process."""
     for part in evaluation_keys(samples, batch_size):
         yield collate(samples.take(part), BatchContext(0, -1, part))
 
 
 def step_seed(seed: int, step: int, part: int = 0) -> int:
-    """The seed of dropout in one micro-batch of one step: resuming needs no generator state."""
+    """Return the seed of dropout in a micro-batch of a step, so that resuming needs no generator state."""
     return int(generator_for(seed, step, part, 0x5EED).integers(2**62))
 
 
 def seed_everything(seed: int) -> None:
-    """Set the global generators that torch's own modules (dropout) draw from: the CPU's, and those of devices in use.
+    """Seed torch's global generators, which dropout draws from: of the CPU, and of available devices.
 
-    `torch.manual_seed` does the same in a millisecond: it formats a stack trace for every kind of device.
+    `torch.manual_seed` is much slower: it takes a millisecond, formatting a stack trace for every kind of device.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():

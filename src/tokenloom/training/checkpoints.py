@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tokenloom.errors import UserError
-from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, like, read_parts, whole, write_parts
+from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, like, read_shards, whole, write_shards
 from tokenloom.utils.files import atomic_path, file_sha256, sha256, sync, write_bytes, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -114,7 +114,7 @@ def read_checkpoint(
     """
     if MODEL in state["sha256"]:
         return read_tensors(folder / MODEL), read_tensors(folder / OPTIMIZER)
-    tensors = read_parts(folder, model_tensors(model))
+    tensors = read_shards(folder, model_tensors(model))
     return {k: v for k, v in tensors.items() if "/" not in k}, {k: v for k, v in tensors.items() if "/" in k}
 
 
@@ -165,16 +165,16 @@ class Checkpoints:
 
         processes.run_on_rank0(begin)
         if processes.sharded:
-            self._write_parts(beside, {**files[MODEL], **files[OPTIMIZER]}, processes)
+            self._write_shards(beside, {**files[MODEL], **files[OPTIMIZER]}, processes)
         processes.run_on_rank0(finish)
         return final
 
-    def _write_parts(self, folder: Path, tensors: dict[str, Tensor], processes: ProcessGroup) -> None:
+    def _write_shards(self, folder: Path, tensors: dict[str, Tensor], processes: ProcessGroup) -> None:
         """Every process writes its own file; all of them must then be there for the first."""
 
         def write() -> list[str]:
             with _writing(folder):
-                write_parts(folder, tensors)
+                write_shards(folder, tensors)
             return []
 
         processes.all_gather_object(write)
@@ -272,7 +272,7 @@ class Checkpoints:
         except UserError:
             return
         if MODEL not in state["sha256"]:
-            _save_tensors({k: v for k, v in read_parts(folder).items() if "/" not in k}, path)
+            _save_tensors({k: v for k, v in read_shards(folder).items() if "/" not in k}, path)
         elif not path.is_file() or file_sha256(path) != state["sha256"][MODEL]:
             write_bytes(path, (folder / MODEL).read_bytes())
 

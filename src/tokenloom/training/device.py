@@ -1,4 +1,4 @@
-"""On what to train: the device, the precision and the number of threads, decided once at the edge."""
+"""Device, dtype of products, CPU cores and memory allocation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from tokenloom.config import flag
 from tokenloom.errors import UserError
 from tokenloom.training.settings import TrainingSettings
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" takes CUDA, then Apple's MPS, then the CPU. Refused when it is not there."""
+    """Return the device of a name; "auto" is CUDA, else MPS, else the CPU. Raise UserError when it is not available."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -21,27 +22,27 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"--device {name}: no such kind of device; try cpu, cuda or mps") from error
+        raise UserError(f"{flag('device')} {name}: unknown kind of device; try cpu, cuda or mps") from error
     present = {
         "cpu": True,
         "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
         "mps": torch.backends.mps.is_available(),
     }
     if not present.get(device.type, False):
-        raise UserError(f"--device {name}: not available on this machine")
+        raise UserError(f"{flag('device')} {name}: not available on this machine")
     return device
 
 
 def cores() -> int:
-    """How many CPU cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that a step frees for the next one, where the C library is glibc.
+    """Make glibc keep freed memory in the process instead of returning it to the system.
 
-    By default it goes back to the system, and each step's activations fault in fresh pages: a tenth to a quarter of a
-    step on a CPU.
+    Otherwise the activations of each step fault in new pages, which takes a tenth to a quarter of a CPU step. Does
+    nothing with other C libraries.
     """
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
     try:
@@ -53,7 +54,7 @@ def keep_freed_memory() -> None:
 
 
 def autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[object]:
-    """Where the model and its loss are computed: plain, or with products in bfloat16."""
+    """Return the context in which model and loss are computed: matrix products in bfloat16, or nothing changed."""
     if settings.dtype == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

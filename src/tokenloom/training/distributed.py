@@ -1,12 +1,12 @@
-"""More than one process: the one file in which a model, its gradients and its checkpoints are spread over several.
+"""Several processes: everything that distributes a model, its gradients and its checkpoints.
 
-The loop, the tasks and the models know a `ProcessGroup` alone. `SINGLE_PROCESS` is one process, for which all of it does nothing;
-`join` gives what torchrun started. With several, each step and each evaluation is shared out by samples, and
+Loop, tasks and models only see a `ProcessGroup`. `SINGLE_PROCESS` does nothing; `join` returns the processes that
+torchrun started. They divide the samples of each step and of each evaluation between them.
 
-- `ddp`: every process has the whole model; gradients are added up after the backward pass.
-- `fsdp`: every process has a part of each parameter, of its gradient and of its optimizer state (`fully_shard`).
+- `ddp`: every process has the whole model; gradients are summed after the backward pass.
+- `fsdp`: parameters, gradients and optimizer state are sharded over the processes (`fully_shard`).
 
-Activation checkpointing is put around the layers here too. A new parallel mode is one more branch in `DistributedGroup.wrap`.
+A new parallel mode is a branch in `DistributedGroup.wrap`, which also sets up activation checkpointing.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.utils.checkpoint import checkpoint
 
+from tokenloom.config import flag
 from tokenloom.errors import UserError
 from tokenloom.nn.transformer import TransformerLayer
 from tokenloom.training.device import choose_device
 
 T = TypeVar("T")
-# What fits into the first message of an exchange; nearly everything does.
+# Bytes of the first message of an exchange; nearly everything fits.
 SHORT = 512
-# Long, since one process may prepare the data while the others wait. That one has died is noticed at once.
-PATIENCE = timedelta(days=2)
+# Long, since one process may prepare the data while the others wait. The death of a process is noticed immediately.
+TIMEOUT = timedelta(days=2)
 _GROUPS = itertools.count()
 
 
 class ProcessGroup:
-    """One process: there is nothing to share out, to add up, or to wait for.
+    """A single process: every operation is trivial.
 
-    rank: which one this is, of `world`. local_rank, local_world_size: the same on this machine. scale: what the loss must be
-    multiplied with, so that gradients are sums over the processes. sharded: whether parameters are in parts.
+    rank, world_size: index of this process, and number of processes. local_rank, local_world_size: the same on this
+    machine. scale: factor on the loss that makes gradients sums over the processes. sharded: whether parameters are.
     """
 
     rank, world_size, local_rank, local_world_size = 0, 1, 0, 1
@@ -53,68 +54,68 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that prints and writes."""
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
     def all_gather_object(self, f: Callable[[], Any]) -> list[Any]:
-        """What f gives in each process, to all of them: anything that JSON knows. A UserError in one is one in all."""
+        """Return the results of f in all processes, JSON values. A UserError in one is raised in all."""
         return [f()]
 
     def run_on_rank0(self, f: Callable[[], Any]) -> Any:
-        """What f gives in the first process, to all of them; the others do not run it."""
+        """Run f in the main process only; return its result in all."""
         return self.all_gather_object(f if self.is_main else lambda: None)[0]
 
     def run_on_all(self, f: Callable[[], T]) -> T:
-        """f in every process; a UserError in one is one in all, so that none is left waiting."""
-        made: list[T] = []
-        self.all_gather_object(lambda: made.append(f()))
-        return made[0]
+        """Run f in every process; return its own result. A UserError in one is raised in all, so that none waits."""
+        results: list[T] = []
+        self.all_gather_object(lambda: results.append(f()))
+        return results[0]
 
     def in_turn(self, f: Callable[[], T]) -> T:
-        """`together`, but first in one process of each machine, so that the others find in its caches what it made."""
-        made: list[T] = []
+        """`run_on_all`, first in one process per machine, so that the others find its results in caches."""
+        results: list[T] = []
         for now in (self.local_rank == 0, self.local_rank > 0):
-            self.all_gather_object(lambda now=now: made.append(f()) if now else None)  # type: ignore[misc]
-        return made[0]
+            self.all_gather_object(lambda now=now: results.append(f()) if now else None)  # type: ignore[misc]
+        return results[0]
 
     def device(self, name: str) -> torch.device:
-        """The device of this process, from the setting."""
+        """Return the device of this process for a setting."""
         return choose_device(name)
 
     def wrap(self, model: nn.Module, activation_checkpointing: bool) -> None:
-        """Prepare a model for training, in place. checkpointing: see `keep_layer_inputs_only`."""
+        """Prepare a model for training, in place."""
         if activation_checkpointing:
-            keep_layer_inputs_only(model)
+            checkpoint_activations(model)
 
     def all_reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Make every gradient the sum over all processes, where that has not happened in the backward pass."""
+        """Sum gradients over all processes, unless the backward pass has done so."""
 
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
-        """Make each tensor, in place, the sum over all processes."""
+        """Sum each tensor over all processes, in place."""
 
     def all_gather_rows(self, tensor: Tensor) -> Tensor:
-        """The rows of all processes, one after the other: tensors (n, …) on the CPU, of any n."""
+        """Return the rows of all processes, concatenated by rank. tensor: (n, …), on the CPU; n may differ."""
         return tensor
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give all processes the values that the first one has."""
+        """Copy the values of the main process to all, in place."""
 
     def has_started(self, folder: Path) -> bool:
-        """Whether these processes, before they were killed and restarted, had begun the run of this folder."""
+        """Return whether these processes had begun the run of this folder before torchrun restarted them."""
         return False
 
     def mark_started(self, folder: Path) -> None:
-        """Remember that for a restart."""
+        """Record for a restart that the run of this folder has begun."""
 
     def shutdown(self) -> None:
-        """All are done. Nothing may hold a wrapped model or its optimizer any more."""
+        """Leave the group. No reference to a wrapped model or its optimizers may remain."""
 
 
 SINGLE_PROCESS = ProcessGroup()
 
 
 class DistributedGroup(ProcessGroup):
-    """The processes that torchrun started, each with this value. Control goes through gloo, also beside GPUs."""
+    """The processes that torchrun started. Control messages use gloo, also with GPUs."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.rank, self.world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -122,39 +123,39 @@ class DistributedGroup(ProcessGroup):
         self.local_world_size = int(environment.get("LOCAL_WORLD_SIZE", self.world_size))
         agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        self._store = TCPStore(host, port, self.world_size, is_master=not agent and self.is_main, timeout=PATIENCE)
-        # The agent's store outlives a killed process, with addresses at which nobody listens any more: a restart must
-        # not read them, and neither must a second training of the same process.
+        self._store = TCPStore(host, port, self.world_size, is_master=not agent and self.is_main, timeout=TIMEOUT)
+        # The agent's store survives a killed process, with addresses that are no longer valid: neither a restart nor a
+        # second training of this process may read them.
         attempt = f"tokenloom/try{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_GROUPS)}"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=PrefixStore(attempt, self._store),
             rank=self.rank,
             world_size=self.world_size,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
 
     def mode(self, parallel: str | None) -> DistributedGroup:
-        """The same processes, in the mode that the settings ask for."""
+        """Set the parallel mode, ddp or fsdp; return the group."""
         self.sharded = parallel == "fsdp"
-        # fully_shard gives the mean over the processes.
+        # fully_shard averages gradients over the processes.
         self.scale = self.world_size if self.sharded else 1
         return self
 
     def all_gather_object(self, f: Callable[[], Any]) -> list[Any]:
         try:
-            said = [f(), None]
+            message = [f(), None]
         except UserError as error:
-            said = [None, str(error)]
-        heard = [json.loads(raw) for raw in self._exchange(json.dumps(said, default=float).encode())]
-        for refused in (why for _, why in heard if why is not None):
+            message = [None, str(error)]
+        received = [json.loads(raw) for raw in self._exchange(json.dumps(message, default=float).encode())]
+        for refused in (why for _, why in received if why is not None):
             refusal = UserError(refused)
             refusal.told = not self.is_main
             raise refusal
-        return [value for value, _ in heard]
+        return [value for value, _ in received]
 
     def _exchange(self, raw: bytes) -> list[bytes]:
-        """What each process gives, to all: one short message, and a second one where that is not enough."""
+        """Return the bytes of every process: one short message, and a second one if that is not enough."""
         head = torch.frombuffer(bytearray(len(raw).to_bytes(8, "little") + raw[:SHORT].ljust(SHORT)), dtype=torch.uint8)
         heads = [torch.empty_like(head) for _ in range(self.world_size)]
         dist.all_gather(heads, head)
@@ -175,13 +176,16 @@ class DistributedGroup(ProcessGroup):
         if str(device) == "cuda":
             if self.local_world_size > torch.cuda.device_count():
                 raise UserError(
-                    f"--device {name}: {self.local_world_size} processes on this machine, and {torch.cuda.device_count()}"
-                    " GPUs; torchrun --nproc-per-node starts fewer, --device cpu does without"
+                    f"{flag('device')} {name}: {self.local_world_size} processes on this machine with"
+                    f" {torch.cuda.device_count()} GPUs; start fewer with torchrun --nproc-per-node, or use"
+                    f" {flag('device')} cpu"
                 )
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
         elif device.type != "cpu" and self.local_world_size > 1:
-            raise UserError(f"--device {name}: is one device for {self.local_world_size} processes; try cuda or cpu")
+            raise UserError(
+                f"{flag('device')} {name}: one device for {self.local_world_size} processes; try cuda or cpu"
+            )
         return device
 
     def wrap(self, model: nn.Module, activation_checkpointing: bool) -> None:
@@ -196,17 +200,17 @@ class DistributedGroup(ProcessGroup):
         layers = [part for part in model.modules() if isinstance(part, TransformerLayer) and part is not model]
         for part in (*layers, model):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-        # It warns of outputs that are views, which the losses here do not write into.
+        # FSDP warns of outputs that are views; the losses here do not write into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 
     def all_reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         if self.sharded:
             return
-        kinds: dict[torch.dtype, list[Tensor]] = {}
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for p in parameters:
-            kinds.setdefault(p.dtype, []).append(p)
-        for group in kinds.values():
-            # The last numbers say in how many processes a parameter has a gradient: without one, it is not to move.
+            by_dtype.setdefault(p.dtype, []).append(p)
+        for group in by_dtype.values():
+            # Also sum in how many processes a parameter has a gradient: without any, its gradient stays None.
             has = torch.tensor([p.grad is not None for p in group]).to(group[0])
             parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group]
             flat = torch.cat([*parts, has])
@@ -235,37 +239,37 @@ class DistributedGroup(ProcessGroup):
         self._store.set(f"tokenloom/began/{folder.absolute()}", "yes")
 
     def shutdown(self) -> None:
-        # In this order: with gloo, a group that goes before what is sharded over it can abort the process.
+        # Collect garbage first: with gloo, destroying a group before the tensors sharded over it can abort.
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()
 
 
 def join() -> ProcessGroup:
-    """The processes that torchrun started, or this one alone."""
+    """Return the processes that torchrun started, or `SINGLE_PROCESS`."""
     launched = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     return DistributedGroup(os.environ) if launched else SINGLE_PROCESS
 
 
-# Tensors of which each process has a part.
+# Sharded tensors.
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, in each process; all must ask for it together."""
+    """Return the whole of a sharded tensor. All processes must call it."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 
 
-def own_part(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor."""
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return the shard of this process of a tensor."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A copy of a whole tensor on the device of a parameter, and in parts where the parameter is: no communication.
+    """Return a copy of a whole tensor, on the device of a parameter and sharded like it, without communication.
 
-    What has another shape than the parameter, such as a counter of steps, or is in parts already, is only copied.
+    A tensor of another shape, such as a step counter, or one that is sharded already, is only copied.
     """
     if not hasattr(parameter, "placements") or hasattr(value, "placements") or value.shape != parameter.shape:
         return value.to(parameter.device, copy=True)
@@ -275,11 +279,11 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(value.to(parameter.device), placed.device_mesh, placed.placements, src_data_rank=None)
 
 
-# Checkpoints in parts: each process writes a safetensors file of its own.
+# Sharded checkpoints: each process writes its own safetensors file.
 
 
-def write_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Each process writes what it has of some tensors; all must do so together. Raises OSError in all, if in one."""
+def write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write the shards of this process. All processes must call it. An OSError in one is raised in all."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -290,11 +294,11 @@ def write_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
         raise OSError("; ".join(f"process {rank}: {why}" for rank, (why, _) in error.failures.items())) from error
 
 
-def read_parts(folder: Path, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What `write_parts` wrote, in any number of processes, whole; or each as the parameter of that name is.
+def read_shards(folder: Path, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return the tensors of `write_shards`, written by any number of processes: whole, or sharded like a parameter.
 
-    parameters: by name. A name such as `0/NAME/exp_avg` belongs to the parameter NAME. Where parameters are in parts,
-    all processes must read together, and each reads its own part alone.
+    parameters: by name; a tensor such as `0/NAME/exp_avg` belongs to the parameter NAME. With sharded parameters, all
+    processes must call it, and each reads its own shards.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -304,11 +308,11 @@ def read_parts(folder: Path, parameters: Mapping[str, Tensor] | None = None) -> 
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         owner = (parameters or {}).get(name.split("/")[1] if "/" in name else name)
         size, dtype = stored.size, stored.properties.dtype  # type: ignore[union-attr]
-        in_parts = owner is not None and owner.shape == size
-        tensors[name] = torch.empty_like(owner, dtype=dtype) if in_parts else torch.empty(size, dtype=dtype)  # type: ignore[arg-type]
+        sharded = owner is not None and owner.shape == size
+        tensors[name] = torch.empty_like(owner, dtype=dtype) if sharded else torch.empty(size, dtype=dtype)  # type: ignore[arg-type]
     alone = not any(hasattr(tensor, "placements") for tensor in tensors.values())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a single process reads is meant
+        warnings.simplefilter("ignore")  # reading with a single process is intended
         load(tensors, storage_reader=reader, no_dist=alone)
     return tensors
 
@@ -316,20 +320,20 @@ def read_parts(folder: Path, parameters: Mapping[str, Tensor] | None = None) -> 
 # Activation checkpointing.
 
 
-def keep_layer_inputs_only(model: nn.Module) -> None:
-    """Make every transformer layer compute its activations anew in the backward pass, instead of keeping them.
+def checkpoint_activations(model: nn.Module) -> None:
+    """Make every transformer layer recompute its activations in the backward pass instead of storing them.
 
-    Values and gradients stay the same, also with dropout; memory falls from all activations to a layer's input each and
-    one layer's activations, for a third more work. Chen et al. 2016, "Training deep nets with sublinear memory cost".
+    Values and gradients do not change, also with dropout. Stored are the input of each layer and the activations of one
+    layer, for a third more compute. Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     for part in model.modules():
         if isinstance(part, TransformerLayer) and not isinstance(part.forward, functools.partial):
-            # A partial of a bound method: a copy of the model then computes with the copy's own layer.
-            part.forward = functools.partial(_computed_twice, part.forward)  # type: ignore[method-assign]
+            # A partial of a bound method is copied with the layer, so that a copied model uses its own layers.
+            part.forward = functools.partial(_recomputed, part.forward)  # type: ignore[method-assign]
 
 
-def _computed_twice(forward: Callable[..., Tensor], X: Tensor, **more: Any) -> Tensor:
-    if not torch.is_grad_enabled() or more.get("taps") is not None:
-        return forward(X, **more)
-    Y: Tensor = checkpoint(forward, X, use_reentrant=False, **more)
+def _recomputed(forward: Callable[..., Tensor], X: Tensor, **kwargs: Any) -> Tensor:
+    if not torch.is_grad_enabled() or kwargs.get("hooks") is not None:
+        return forward(X, **kwargs)
+    Y: Tensor = checkpoint(forward, X, use_reentrant=False, **kwargs)
     return Y

@@ -33,7 +33,7 @@ from tokenloom.training.batches import (
 )
 from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, load_strictly, read_checkpoint, save_weights
 from tokenloom.training.device import autocast
-from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, own_part, whole
+from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, local_shard, whole
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, StepFinished
 from tokenloom.training.losses import LossTerms, MetricSum
 from tokenloom.training.optimizers import (
@@ -258,7 +258,7 @@ class Trainer:
         """
         check_groups(self.model, self.optimizers)
         # Sharded parameters must be unwrapped by all processes together.
-        named = [(name, own_part(parameter)) for name, parameter in self.model.named_parameters()]
+        named = [(name, local_shard(parameter)) for name, parameter in self.model.named_parameters()]
 
         def first_non_finite() -> str | None:
             return next((name for name, part in named if not bool(torch.isfinite(part).all())), None)

@@ -1,4 +1,4 @@
-"""Muon: momentum whose every step is an orthogonal matrix. Source: Jordan et al. 2024, "Muon"."""
+"""Muon: momentum with orthogonalized updates. Source: Jordan et al. 2024, "Muon"."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from tokenloom.nn import ops
 from tokenloom.training.distributed import like, whole
 
-# The quintic's coefficients and the number of steps, of Jordan et al.: singular values end within about 0.7 … 1.2.
+# Coefficients of the quintic polynomial and number of iterations of Jordan et al.: singular values become 0.7 to 1.2.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 STEPS = 5
-TINY = 1e-7
+EPS = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
     """M ← M + (1 − μ)(G − M);  W ← (1 − η λ) W − η √max(1, rows / columns) · orthogonalize(G + μ (M − G)).
 
     lr: η. weight_decay: λ. momentum: μ. The same update as `torch.optim.Muon`, but matrices of one shape are
-    orthogonalized together, on a CPU in float32: bfloat16 is slow there, and its rounding grows from step to step. Of
-    parameters in parts each process orthogonalizes the whole matrix; the momentum stays in parts.
+    orthogonalized together, on a CPU in float32: bfloat16 is slow there and less accurate. Of sharded parameters each
+    process orthogonalizes the whole matrix; the momentum stays sharded.
 
-    Raises ValueError for a parameter that is no matrix.
+    Raise ValueError for a parameter that is not a matrix.
     """
 
     def __init__(
@@ -34,42 +34,48 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.dim() != 2:
-                raise ValueError(f"Muon moves matrices, not a parameter of shape {tuple(p.shape)}")
+                raise ValueError(f"Muon is for matrices, not for a parameter of shape {tuple(p.shape)}")
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
+            params = [p for p in group["params"] if p.grad is not None]
             updates = []
-            for p in moved:
+            for p in params:
                 buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 updates.append(whole(p.grad.lerp(buffer, group["momentum"])))
-            for p, direction in zip(moved, orthogonalized(updates), strict=True):
-                rows, columns = direction.shape
+            for p, update in zip(params, orthogonalize(updates), strict=True):
+                rows, columns = update.shape
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(like(direction, p), alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
+                p.add_(like(update, p), alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
 
-def orthogonalized(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """For each matrix U S Vᵀ about U Vᵀ, in its own dtype; what is of one shape, or one transposed, goes together."""
-    found: list[Tensor] = list(matrices)
+def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Return approximately U Vᵀ for each matrix U S Vᵀ, in its dtype.
+
+    Matrices of the same shape, up to transposition, are stacked and orthogonalized together.
+    """
+    results: list[Tensor] = list(matrices)
     shapes: dict[tuple[int, ...], list[int]] = {}
-    for number, matrix in enumerate(matrices):
-        shapes.setdefault(tuple(sorted(matrix.shape)), []).append(number)
-    for numbers in shapes.values():
-        wide = [matrices[n] if matrices[n].shape[0] <= matrices[n].shape[1] else matrices[n].T for n in numbers]
-        X = torch.stack(wide)
+    for i, matrix in enumerate(matrices):
+        shapes.setdefault(tuple(sorted(matrix.shape)), []).append(i)
+    for indices in shapes.values():
+        wide = [matrices[i] if matrices[i].shape[0] <= matrices[i].shape[1] else matrices[i].T for i in indices]
+        X = torch.stack(wide)  # (n, rows, columns)
         if X.dtype != torch.float64:
             X = X.to(torch.bfloat16 if X.device.type == "cuda" else torch.float32)
-        for number, row in zip(numbers, newton_schulz(X), strict=True):
-            tall = matrices[number].shape[0] > matrices[number].shape[1]
-            found[number] = (row.T if tall else row).to(matrices[number].dtype)
-    return found
+        for i, Y in zip(indices, newton_schulz(X), strict=True):
+            tall = matrices[i].shape[0] > matrices[i].shape[1]
+            results[i] = (Y.T if tall else Y).to(matrices[i].dtype)
+    return results
 
 
 def newton_schulz(X: Tensor) -> Tensor:
-    """X ← p(X Xᵀ) X, with p(A) = a I + b A + c A², `STEPS` times. X: (n, rows, columns), rows ≤ columns."""
-    X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=TINY)
+    """Return X after `STEPS` iterations of X ← p(X Xᵀ) X with p(A) = a I + b A + c A².
+
+    X: (n, rows, columns), rows ≤ columns.
+    """
+    X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=EPS)
     return ops.newton_schulz(X, QUINTIC, STEPS)

@@ -304,7 +304,7 @@ def test_a_larger_image_is_completed_as_it_would_be_read(
     """Of the same proportions, it is brought to the size of the run, which is told."""
     small = next((runs / "bars" / "across").iterdir())
     image.open(small).resize((16, 16), image.Resampling.NEAREST).save(tmp_path / "large.png")
-    words = ["generate", str(runs / "pixels"), "--num-images", "1", "--out", str(tmp_path / "x.png")]
+    words = ["generate", "--num-images", "1", str(runs / "pixels"), "--out", str(tmp_path / "x.png")]
     assert main([*words, "--complete", str(tmp_path / "large.png")]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("1 image:")

@@ -47,15 +47,15 @@ def option_classes(command: str, rest: list[str]) -> list[type]:
             theirs = [cls for cls in [_task_of(words[0]).measuring] if cls is not None]
         return [EvaluateOptions, *theirs]
     inspecting = command == "inspect"
-    able = {
-        name: cls
+    able = [
+        cls
         for task in tasks
         for name, cls in task.uses.items()
         if (name.startswith(INSPECT) if inspecting else name == command)
-    }
-    words = peek(rest, [RunOptions, *able.values()])["arguments"]
+    ]
+    words = peek(rest, [RunOptions, *able])["arguments"]
     if len(words) < 1 + inspecting:
-        return [RunOptions, *([] if inspecting else list(able.values())[:1])]
+        return [RunOptions, *([] if inspecting else able[:1])]
     return [RunOptions, _action_options(words[0], INSPECT + words[1] if inspecting else command)]
 
 

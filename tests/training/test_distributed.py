@@ -239,7 +239,7 @@ def _many_things(processes: DistributedGroup, folder: Path) -> dict[str, Any]:
     names[0].grad = torch.full((2,), 1.0 + rank)
     if rank:
         names[1].grad = torch.tensor([5.0, 6.0])
-    processes.mode("data").all_reduce_gradients(names)
+    processes.mode("ddp").all_reduce_gradients(names)
     found["sums"] = [None if p.grad is None else p.grad.tolist() for p in names]
     # The weights of the first process are those of all.
     model = tiny_gpt(seed=rank)
@@ -325,7 +325,7 @@ def test_what_processes_tell_each_other(tmp_path: Path) -> None:
 # Checkpoints move between one process and two, and between the modes.
 
 HALF, END = 3, 6
-ROADS = ("one", *MODES)
+FORMS = ("one", *MODES)
 
 
 def _save_half(processes: DistributedGroup, folder: Path, optimizer: str) -> None:
@@ -338,7 +338,7 @@ def _go_on(processes: DistributedGroup, folder: Path, optimizer: str) -> dict[st
         f"{before} → {mode}": shared(
             processes, mode, _halves(optimizer), run=run_in(folder / f"{before} → {mode}"), resume=True
         )
-        for before in ROADS
+        for before in FORMS
         for mode in MODES
     }
 
@@ -352,37 +352,37 @@ def test_a_checkpoint_of_any_form_is_read_in_any_mode(optimizer: str, tmp_path: 
     straight = one_process(_halves(optimizer))
     one_process(_halves(optimizer), run=_run(tmp_path / "one"), stop=after(HALF))
     in_each(_save_half, tmp_path, optimizer)
-    newest = {road: sorted((tmp_path / road / "checkpoints").iterdir())[-1] for road in ROADS}
-    names = {road: sorted(path.name for path in folder.iterdir()) for road, folder in newest.items()}
-    assert names["one"] == names["data"] == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    newest = {form: sorted((tmp_path / form / "checkpoints").iterdir())[-1] for form in FORMS}
+    names = {form: sorted(path.name for path in folder.iterdir()) for form, folder in newest.items()}
+    assert names["one"] == names["ddp"] == ["model.safetensors", "optimizer.safetensors", "state.json"]
     assert [name.startswith("shard-") for name in names["fsdp"]] == [True, True, False]
-    for before in ROADS:
-        for mode in ROADS:
+    for before in FORMS:
+        for mode in FORMS:
             shutil.copytree(tmp_path / before, tmp_path / f"{before} → {mode}")
     first, _ = in_each(_go_on, tmp_path, optimizer)
-    results = {road: said for road, (said, _) in first.items()}
-    for before in ROADS:
+    results = {form: said for form, (said, _) in first.items()}
+    for before in FORMS:
         results[f"{before} → one"] = one_process(
             _halves(optimizer), run=run_in(tmp_path / f"{before} → one"), resume=True
         )
-    for road, said in results.items():
-        assert said["step"] == list(range(HALF + 1, END + 1)), road
+    for form, said in results.items():
+        assert said["step"] == list(range(HALF + 1, END + 1)), form
         bound = 1e-3 if optimizer == "muon" else 1e-5
-        assert furthest(said["loss"], straight["loss"][HALF:]) < bound, road
-        assert furthest(said["validation"], straight["validation"][1:]) < bound, road
+        assert furthest(said["loss"], straight["loss"][HALF:]) < bound, form
+        assert furthest(said["validation"], straight["validation"][1:]) < bound, form
         # The weights of the run are whole in every mode.
         model = tiny_gpt(depth=2)
-        load_weights(model, tmp_path / road / "model.safetensors")
-        if road in first:
+        load_weights(model, tmp_path / form / "model.safetensors")
+        if form in first:
             best = int(np.argmin(said["validation"]))
             if best == len(said["validation"]) - 1:
                 for name, tensor in model_tensors(model).items():
-                    assert np.array_equal(tensor.numpy(), first[road][1][name])
+                    assert np.array_equal(tensor.numpy(), first[form][1][name])
 
 
-def test_the_best_weights_are_put_back_from_a_checkpoint_in_parts(tmp_path: Path) -> None:
+def test_the_best_weights_are_put_back_from_a_checkpoint_of_shards(tmp_path: Path) -> None:
     in_each(_save_half, tmp_path, "adamw")
-    run = run_in(tmp_path / "sharded")
+    run = run_in(tmp_path / "fsdp")
     expected = run.weights.read_bytes()
     run.weights.unlink()
     run.checkpoints.restore_weights(HALF, run.weights)

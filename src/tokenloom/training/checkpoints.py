@@ -1,11 +1,11 @@
-"""Checkpoints: all-or-nothing, without pickle, refused by name when cut or altered.
+"""Checkpoints: written atomically, without pickle, verified by hashes.
 
 A checkpoint is a folder `step-00000500` with `model.safetensors`, `optimizer.safetensors` and `state.json`, which
-lists the sha256 of the others and of itself. It is written under a hidden name, synced, and renamed into its place: a
+contains the SHA-256 of the other files and of itself. It is written under a hidden name, synced to disk, and renamed: a
 kill at any instant leaves either the whole folder or none.
 
-Processes that have each a part of every tensor write a file each (`shard-00001-….safetensors`) in the place of the two;
-any number of processes, in any mode, reads either form.
+With sharded parameters each process writes one file (`shard-00001-….safetensors`) instead of the two. Any number of
+processes, in any parallel mode, reads either form.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tokenloom.config import flag
 from tokenloom.errors import UserError
 from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, like, read_shards, whole, write_shards
 from tokenloom.utils.files import atomic_path, file_sha256, sha256, sync, write_bytes, write_json
@@ -30,62 +31,59 @@ MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.j
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Everything that makes the model: each parameter once, and the buffers it keeps."""
-    kept = set(model.state_dict())
-    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
+    """Return the tensors of a model to save: each parameter once, and the persistent buffers."""
+    persistent = set(model.state_dict())
+    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in persistent}}
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    path.chmod(0o644)  # The library lets only the owner read what it writes; a run may be shared.
+    path.chmod(0o644)  # safetensors makes files readable by their owner only
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """A disk that is full, or gone, is not the program's fault: say so in one line."""
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raise a UserError for a disk that is full or not available."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be written ({error}); what was saved before is whole") from error
+        raise UserError(f"{path}: cannot be written ({error}); earlier checkpoints are complete") from error
 
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """`model_tensors`, each as a whole, where several processes have parts of them; all must ask together."""
+    """Return `model_tensors`, unsharded. All processes must call it."""
     return {name: whole(tensor) for name, tensor in model_tensors(model).items()}
 
 
 def save_weights(model: nn.Module, path: Path, processes: ProcessGroup = SINGLE_PROCESS) -> None:
-    """The model's weights, whole, as one safetensors file, atomically. Raises UserError when it cannot be written."""
+    """Write the unsharded weights of a model as a safetensors file, atomically. Raise UserError if that fails."""
     tensors = whole_tensors(model)
     processes.run_on_rank0(lambda: _save_tensors(tensors, path))
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    with _writing(path), atomic_path(path) as beside:
+    with _disk_errors(path), atomic_path(path) as beside:
         _write_tensors(tensors, beside)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises UserError, naming the file, when it is missing or damaged."""
+    """Return the tensors of a safetensors file. Raise UserError when it is missing or damaged."""
     try:
         return load_file(path)
     except FileNotFoundError as error:
-        raise UserError(f"{path}: there is no such file; the run is incomplete") from error
+        raise UserError(f"{path}: no such file; the run is incomplete") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path}: damaged or not a safetensors file ({error})") from error
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put the weights of a file into a model, strictly: see `load_strictly`."""
+    """Load the weights of a file into a model, strictly (see `load_strictly`)."""
     load_strictly(model, read_tensors(path), path)
 
 
 def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Every tensor of a file has its place in the model, with its shape, and none is missing.
-
-    Raises UserError naming the first difference.
-    """
+    """Load tensors, read from `path`, into a model. Raise UserError for the first missing, extra or misshaped one."""
     own = model_tensors(model)
     for name in [*own, *tensors]:
         if name not in tensors:
@@ -93,13 +91,13 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
         if name not in own:
             raise UserError(f"{path}: has {name}, which the model does not have")
         if own[name].shape != tensors[name].shape:
-            theirs, ours = tuple(tensors[name].shape), tuple(own[name].shape)
-            raise UserError(f"{path}: {name} has shape {theirs}, the model needs {ours}")
+            in_file, needed = tuple(tensors[name].shape), tuple(own[name].shape)
+            raise UserError(f"{path}: {name} has shape {in_file}, the model needs {needed}")
     copy_tensors(model, tensors)
 
 
 def copy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `model_tensors`: copy every one into its place."""
+    """Copy tensors, named as by `model_tensors`, into a model."""
     with torch.no_grad():
         for name, tensor in model_tensors(model).items():
             tensor.copy_(like(tensors[name], tensor))
@@ -108,9 +106,9 @@ def copy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def read_checkpoint(
     state: dict[str, Any], folder: Path, model: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of the model and of the optimizer in a checkpoint of either form.
+    """Return the tensors of the model and of the optimizers in a checkpoint, whole or sharded like the model.
 
-    Where the model is in parts, they may be too, and then all processes must ask together. Raises UserError.
+    With a sharded model all processes must call it. Raise UserError when a file is missing or damaged.
     """
     if MODEL in state["sha256"]:
         return read_tensors(folder / MODEL), read_tensors(folder / OPTIMIZER)
@@ -119,9 +117,9 @@ def read_checkpoint(
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last `keep`, and the best.
+    """The checkpoints of a run: the last `keep`, and the best.
 
-    Hidden folders hold what is half-written (`.step-….part`), or what is just being replaced (`.step-….old`).
+    Hidden folders contain incomplete checkpoints (`.step-….part`), and those being replaced (`.step-….old`).
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -135,45 +133,45 @@ class Checkpoints:
         state: dict[str, Any],
         processes: ProcessGroup = SINGLE_PROCESS,
     ) -> Path:
-        """Write the checkpoint of a step, then remove those that are neither recent nor best.
+        """Write the checkpoint of a step, then remove those that are neither recent nor the best.
 
-        `state["best_step"]`, if there is one, is the step of the best. Checkpoints of later steps, left over from
-        before training went back to an earlier one, are removed. Raises UserError when it cannot be written.
+        state: JSON values; `best_step`, if present, is the step of the best checkpoint. Checkpoints of later steps,
+        which remain after resuming from an earlier one, are removed. Raise UserError when it cannot be written.
         """
         final = self.path(step)
-        beside = _hidden(final, "part")
+        part = _hidden(final, "part")
         files = {MODEL: model_tensors(model), OPTIMIZER: optimizer}
 
         def begin() -> None:
-            with _writing(final):
+            with _disk_errors(final):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._put_back()
-                shutil.rmtree(beside, ignore_errors=True)
-                beside.mkdir()
+                self._recover()
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir()
                 for name, tensors in {} if processes.sharded else files.items():
-                    _write_tensors(tensors, beside / name)
-                    sync(beside / name)
+                    _write_tensors(tensors, part / name)
+                    sync(part / name)
 
         def finish() -> None:
-            with _writing(final):
-                self._describe(beside, {**state, "step": step})
+            with _disk_errors(final):
+                self._write_state(part, {**state, "step": step})
                 if final.exists():
                     final.replace(_hidden(final, "old"))
-                beside.replace(final)
+                part.replace(final)
                 sync(self.folder)
-                self._tidy(step, state.get("best_step"))
+                self._remove_old(step, state.get("best_step"))
 
         processes.run_on_rank0(begin)
         if processes.sharded:
-            self._write_shards(beside, {**files[MODEL], **files[OPTIMIZER]}, processes)
+            self._write_shards(part, {**files[MODEL], **files[OPTIMIZER]}, processes)
         processes.run_on_rank0(finish)
         return final
 
     def _write_shards(self, folder: Path, tensors: dict[str, Tensor], processes: ProcessGroup) -> None:
-        """Every process writes its own file; all of them must then be there for the first."""
+        """Write the file of each process; check that the main process sees all of them."""
 
         def write() -> list[str]:
-            with _writing(folder):
+            with _disk_errors(folder):
                 write_shards(folder, tensors)
             return []
 
@@ -183,23 +181,23 @@ class Checkpoints:
         def check() -> None:
             if any(names != seen[0] for names in seen):
                 raise UserError(
-                    f"{self.folder}: is not the same folder for all processes, and with --parallel fsdp each writes"
-                    " its part there; give an --out that all machines share, or --parallel ddp"
+                    f"{self.folder}: not the same folder for all processes; with {flag('parallel')} fsdp each writes"
+                    f" its shards there; use an {flag('out')} that all machines share, or {flag('parallel')} ddp"
                 )
-            with _writing(folder):
+            with _disk_errors(folder):
                 for name in seen[0]:
                     sync(folder / name)
 
         processes.run_on_rank0(check)
 
-    def _describe(self, folder: Path, state: dict[str, Any]) -> None:
-        """The last file of a checkpoint, with the hashes of the others."""
+    def _write_state(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write the last file of a checkpoint, with the hashes of the others."""
         names = sorted(path.name for path in folder.iterdir())
         described = {**state, "sha256": {name: file_sha256(folder / name) for name in names}}
         write_json(folder / STATE, {**described, "own_sha256": _state_hash(described)})
 
-    def _put_back(self) -> None:
-        """Finish or undo a replacement that a kill cut short."""
+    def _recover(self) -> None:
+        """Finish or undo a replacement that was interrupted."""
         for old in self.folder.glob(".step-*.old"):
             final = old.with_name(old.name[1 : -len(".old")])
             if final.exists():
@@ -207,30 +205,30 @@ class Checkpoints:
             else:
                 old.replace(final)
 
-    def _tidy(self, newest: int, best_step: int | None) -> None:
+    def _remove_old(self, newest: int, best_step: int | None) -> None:
         for left in [*self.folder.glob(".step-*.part"), *self.folder.glob(".step-*.old")]:
             shutil.rmtree(left)
         steps = self.steps()
         recent = [step for step in steps if step <= newest][-self.keep :]
         for step in steps:
             if step not in recent and step != best_step:
-                # Hidden first, so that a kill leaves no half of a checkpoint under its name.
+                # Renamed first, so that a kill leaves no incomplete checkpoint.
                 hidden = _hidden(self.path(step), "part")
                 self.path(step).replace(hidden)
                 shutil.rmtree(hidden)
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """Return the folder of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, in order."""
+        """Return the steps that have a checkpoint, in order."""
         return sorted(int(path.name[5:]) for path in self.folder.glob("step-*") if path.name[5:].isdecimal())
 
     def read(self, step: int) -> tuple[dict[str, Any], Path]:
-        """The state of a checkpoint, after its files have been held against their hashes.
+        """Return the state and the folder of a checkpoint, after verifying the hashes of its files.
 
-        Raises UserError naming the first file that is missing, cut or altered.
+        Raise UserError for the first file that is missing, truncated or altered.
         """
         folder = self.path(step)
         file = folder / STATE
@@ -248,11 +246,11 @@ class Checkpoints:
         return state, folder
 
     def newest_complete(self) -> tuple[dict[str, Any], Path, list[str]]:
-        """The newest checkpoint that is whole, and one line for each newer one that is not.
+        """Return state and folder of the newest complete checkpoint, and a message for each newer one that is damaged.
 
-        Raises UserError when there is none.
+        Raise UserError when there is none.
         """
-        self._put_back()
+        self._recover()
         damaged: list[str] = []
         for step in reversed(self.steps()):
             try:
@@ -266,7 +264,7 @@ class Checkpoints:
         )
 
     def restore_weights(self, step: int, path: Path) -> None:
-        """Make a file hold the weights of a checkpoint again. Without effect when that checkpoint is not whole."""
+        """Write the weights of a checkpoint to a file. Does nothing when that checkpoint is missing or damaged."""
         try:
             state, folder = self.read(step)
         except UserError:
@@ -286,5 +284,5 @@ def _state_hash(state: dict[str, Any]) -> str:
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes that some tensors hold."""
+    """Return the bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)

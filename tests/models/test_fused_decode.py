@@ -1,5 +1,6 @@
-"""The fused decode step against the whole pass, for every part that it writes out; and what it leaves to the whole pass."""
+"""The fused decode step against the whole pass, for every part that it writes out, and the parts that it does not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,7 @@ from tokenloom.generation.generate import Request, generate_all
 from tokenloom.generation.sampling import Sampling
 from tokenloom.kernels import loader
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.fused_decode import Folded, FusedDecodeStep, Step
-from tokenloom.models.fused_decode_kernel import KernelDecodeStep
-from tokenloom.models.fused_decode_numpy import NumpyDecodeStep
+from tokenloom.models.fused_decode import DecodeStep, FusedDecodeStep, KernelDecodeStep
 from tokenloom.models.gpt import GPT, GPTConfig
 
 ROWS, TOKENS = 3, 9
@@ -60,12 +59,10 @@ def some_ids(rows: int = ROWS, tokens: int = TOKENS) -> Tensor:
 
 
 @torch.no_grad()
-def token_by_token(model: GPT, ids: Tensor, step: type[Step] | None) -> Tensor:
+def token_by_token(model: GPT, ids: Tensor, step: type[DecodeStep] | None) -> Tensor:
     """Log-probabilities (B, N, vocab) from steps of one token, by a step of this kind."""
     state = model.init_state(len(ids))
     assert state.decode_step is not None, "the fused decode step knows these parts"
-    if step is FusedDecodeStep:
-        state.decode_step = FusedDecodeStep(parts_of(model))
     assert step is None or type(state.decode_step) is step
     logs = []
     for n in range(ids.shape[1]):
@@ -74,20 +71,14 @@ def token_by_token(model: GPT, ids: Tensor, step: type[Step] | None) -> Tensor:
     return torch.stack(logs, dim=1)
 
 
-@torch.no_grad()
-def parts_of(model: GPT) -> Folded:
-    return Folded.of(model.tokens, model.positions, model.transformer, model.lm_head, 16)
-
-
 @pytest.mark.parametrize("rows", [1, ROWS])
-@pytest.mark.parametrize("step", [FusedDecodeStep, NumpyDecodeStep])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_token_by_token_is_the_whole_pass(variant: str, step: type[Step], rows: int) -> None:
-    preset, parts = VARIANTS[variant]
+@pytest.mark.parametrize("variant", [*VARIANTS, "SiLU", "GELU, by tanh", "ReLU"])
+def test_token_by_token_is_the_whole_pass(variant: str, rows: int) -> None:
+    preset, parts = {**VARIANTS, **ACTIVATIONS}[variant]
     model, ids = model_of(preset, **parts), some_ids(rows)
     whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
     with loader.disabled():
-        torch.testing.assert_close(token_by_token(model, ids, step), whole, rtol=0, atol=1e-11)
+        torch.testing.assert_close(token_by_token(model, ids, FusedDecodeStep), whole, rtol=0, atol=1e-11)
 
 
 needs_compiler = pytest.mark.skipif(bool(loader.reason("decode")), reason=f"no native code: {loader.reason('decode')}")
@@ -115,7 +106,7 @@ def test_compiled_is_plain_for_heads_of_any_width(width: int) -> None:
     ids = some_ids()
     compiled = token_by_token(model, ids, KernelDecodeStep)
     with loader.disabled():
-        plain = token_by_token(model, ids, NumpyDecodeStep)
+        plain = token_by_token(model, ids, FusedDecodeStep)
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
 
 
@@ -166,15 +157,26 @@ def test_an_id_that_there_is_not_is_refused(native: str, monkeypatch: pytest.Mon
 
 
 @needs_compiler
-def test_layers_that_differ_are_left_to_the_plain_step() -> None:
-    model = model_of("modern").float()
-    assert isinstance(model.init_state(1).decode_step, KernelDecodeStep)
+def test_the_kernel_is_for_float32() -> None:
+    assert isinstance(model_of("modern").float().init_state(1).decode_step, KernelDecodeStep)
+    assert isinstance(model_of("modern").init_state(1).decode_step, FusedDecodeStep)
+    assert isinstance(model_of("modern").bfloat16().init_state(1).decode_step, FusedDecodeStep)
+
+
+def test_an_activation_of_ones_own_takes_the_step_in_torch(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import torch\ndef sine(X):\n    return torch.sin(X)\n")
+    model = model_of("modern", mlp={"kind": "plain", "activation": f"{tmp_path}/mine.py:sine"})
+    ids = some_ids()
+    whole = model(Batch({"text": Stream(ids=ids)})).log_softmax(-1)
+    torch.testing.assert_close(token_by_token(model, ids, FusedDecodeStep), whole, rtol=0, atol=1e-11)
+    step = model.float().init_state(1).decode_step
+    assert isinstance(step, FusedDecodeStep)
+
+
+def test_layers_that_differ_are_left_to_the_whole_pass() -> None:
+    model = model_of("modern")
     model.transformer.layers[1].mlp.activation = torch.tanh
-    assert isinstance(model.init_state(1).decode_step, NumpyDecodeStep)
-    assert isinstance(model_of("modern").init_state(1).decode_step, NumpyDecodeStep), "and so is float64"
-    assert isinstance(model_of("modern").bfloat16().init_state(1).decode_step, FusedDecodeStep), (
-        "half precision is torch's"
-    )
+    assert model.init_state(1).decode_step is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_other_parts_are_left_to_the_whole_pass(parts: dict[str, Any]) -> None:
 
 
 def test_so_are_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.models.fused_decode.MOST_NUMBERS", 100)
+    monkeypatch.setattr("tokenloom.models.fused_decode.MAX_PARAMETERS", 100)
     assert model_of("modern").init_state(1).decode_step is None
 
 

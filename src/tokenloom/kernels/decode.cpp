@@ -1,4 +1,4 @@
-// One more token for every row through a GPT, from its embedding to its logits: see models/fused_decode_kernel.py.
+// One more token for every row through a GPT, from its embedding to its logits: see decode.py.
 // Rows go through a matrix six at a time; a panel of 16 of its columns stays in the processor's cache for all of them.
 #include <cmath>
 #include <cstdint>
@@ -10,9 +10,9 @@
 constexpr int PANEL = 16, NV = PANEL / W, ROWS = 6;
 
 struct Model {
-    int32_t layers, D, H, Hk, Dh, hidden, vocab, capacity, centerd, head_norm, activation;
-    float eps, head_eps;
-    const float *table, *added, *cos, *sin, *weights;
+    int32_t layers, D, H, Hk, Dh, hidden, vocab, capacity, centered, qk_norm, activation;
+    float eps, qk_eps;
+    const float *embedding, *position_vectors, *cos, *sin, *weights;
 };
 
 static int padded(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
@@ -20,7 +20,7 @@ static int padded(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 // x / (1 + e^-y).
 static vec gated(vec x, vec y) { return x / (1.f + exponential(y > -80.f ? -y : vec{} + 80.f)); }
 
-// The order of _ACTIVATIONS. The error function of GELU to 1.5e-7: Abramowitz & Stegun 7.1.26.
+// The order of ACTIVATIONS in decode.py. The error function of GELU to 1.5e-7: Abramowitz & Stegun 7.1.26.
 static vec activate(vec x, int kind) {
     const vec relu = x > 0.f ? x : vec{}, a = (x < 0.f ? -x : x) * 0.70710678f, t = 1.f / (1.f + 0.3275911f * a);
     if (kind == 0) return relu;
@@ -67,9 +67,9 @@ static float dot(const float* a, const float* b, int n) {
 }
 
 // y = (x - mean) / sqrt(variance + eps), or without the mean.
-static void normalize(const float* x, float* y, int n, float eps, bool centerd) {
+static void normalize(const float* x, float* y, int n, float eps, bool centered) {
     float total = 0;
-    for (int i = 0; centerd && i < n; ++i) total += x[i];
+    for (int i = 0; centered && i < n; ++i) total += x[i];
     for (int i = 0; i < n; ++i) y[i] = x[i] - total / n;
     const float by = 1 / std::sqrt(dot(y, y, n) / n + eps);
     for (int i = 0; i < n; ++i) y[i] *= by;
@@ -112,7 +112,7 @@ static void attend(const float* q, const float* K, const float* V, int n, int Dh
 // Queries and keys x (heads, Dh) at place n: normalized, scaled, turned.
 static void place_heads(const Model* m, float* x, int64_t n, const float* scales) {
     for (int h = 0, Dh = m->Dh, half = Dh / 2; h < m->H + m->Hk; ++h, x += Dh, scales += Dh) {
-        if (m->head_norm) normalize(x, x, Dh, m->head_eps, false);
+        if (m->qk_norm) normalize(x, x, Dh, m->qk_eps, false);
         for (int i = 0; i < Dh; ++i) x[i] *= scales[i];
         for (int i = 0; m->cos && i < half; ++i) {
             const float a = x[i], b = x[i + half], *cos = m->cos + n * Dh + i, *sin = m->sin + n * Dh + i;
@@ -132,9 +132,9 @@ EXPORT int decode(
     float *X = room.data(), *N = X + rows * lx, *A = N + rows * lx, *Y = A + rows * la, *s = Y + rows * mixed;
     for (int r = 0; r < rows; ++r) {
         if (ids[r] < 0 || ids[r] >= m->vocab) return 1;
-        for (int i = 0; i < D; ++i) X[r * lx + i] = m->table[ids[r] * D + i] + (m->added ? m->added[places[r] * D + i] : 0);
+        for (int i = 0; i < D; ++i) X[r * lx + i] = m->embedding[ids[r] * D + i] + (m->position_vectors ? m->position_vectors[places[r] * D + i] : 0);
     }
-    auto norm = [&] { for (int r = 0; r < rows; ++r) normalize(X + r * lx, N + r * lx, D, m->eps, m->centerd); };
+    auto norm = [&] { for (int r = 0; r < rows; ++r) normalize(X + r * lx, N + r * lx, D, m->eps, m->centered); };
     const float* at = m->weights;
     const size_t one = (size_t)m->capacity * Dh;
     for (int l = 0; l < m->layers; ++l) {

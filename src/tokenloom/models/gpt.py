@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.fused_decode import Step, fused_decode_step
+from tokenloom.models.fused_decode import DecodeStep, fused_decode_step
 from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.cache import KeyValueCache
 from tokenloom.nn.hooks import Hooks, record
@@ -172,7 +172,7 @@ class GPTState:
     fed. decode_step: the fused step, with a copy of the weights made by `init_state`.
     """
 
-    def __init__(self, cache: KeyValueCache, ids: Tensor, lengths: Tensor, decode_step: Step | None) -> None:
+    def __init__(self, cache: KeyValueCache, ids: Tensor, lengths: Tensor, decode_step: DecodeStep | None) -> None:
         self.cache, self.ids = cache, ids
         self.lengths, self.decode_step = lengths, decode_step
         # Feeding changes the cache in place, so a state can be fed only once.
@@ -210,7 +210,7 @@ class GPTState:
         return repeat_rows(self, n)
 
     def require_fresh(self) -> None:
-        """Raise ValueError when this state has been fed already: its cache then belongs to the state that was returned."""
+        """Raise ValueError when this state has been fed already: its cache belongs to the state that was returned."""
         if self.consumed:
             raise ValueError(
                 "this state has been fed already: continue with the new one, or `repeat` it before feeding"

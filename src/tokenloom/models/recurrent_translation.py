@@ -26,8 +26,8 @@ from tokenloom.nn.masks import Padding
 
 @dataclass(frozen=True)
 class RecurrentTranslatorConfig:
-    """Sizes. Vocabularies and `shared_vocab` as in `EncoderDecoderConfig`; width: features of a token and of a state, of
-    which each direction of the encoder has half; depth: layers of each side."""
+    """Sizes. Vocabularies and `shared_vocab` as in `EncoderDecoderConfig`. width: features of a token and of a state;
+    each direction of the encoder has half. depth: layers of each side."""
 
     source_vocab_size: int
     target_vocab_size: int

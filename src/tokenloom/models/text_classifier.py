@@ -22,8 +22,8 @@ _PRIME = 2_147_483_647
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderConfig):
-    """As `EncoderConfig`; outputs: classes. ngram_features: length of the longest n-grams of the bag, in tokens; 0 for no
-    bag. buckets: rows that n-grams are hashed into."""
+    """As `EncoderConfig`; outputs: classes. ngram_features: tokens of the longest n-grams in the bag; 0 for no bag.
+    buckets: rows that n-grams are hashed into."""
 
     ngram_features: int = 2
     buckets: int = 1 << 16

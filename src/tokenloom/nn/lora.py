@@ -1,4 +1,4 @@
-"""Low-rank adapters: a linear map that stays as it is, and a small change beside it that is learned (Hu et al. 2021)."""
+"""Low-rank adapters (LoRA): a frozen linear map plus a learned change of low rank. Hu et al. 2021."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True, eq=False)
 class SlidingWindow(Mask):
-    """Query n sees the `width` keys that end with its own: m > n + offset − width. Usually `Causal(…) & SlidingWindow(…)`."""
+    """Query n sees the `width` keys that end with its own: m > n + offset − width. Usually combined with `Causal`."""
 
     width: int
     offset: int | Tensor = 0

@@ -110,7 +110,9 @@ def make_mlp(spec: dict[str, Any], width: int) -> nn.Module:
     """Return the MLP of a config: {"kind": "plain", "activation": "gelu", "hidden": 256, "bias": True}, say.
 
     kind: "plain", "gated" or "./file.py:Name". The class is called with the width and all other settings; `hidden`,
-    unless given, is its `default_hidden(width)` if it has one; its `forward` takes X and `hooks`. Raises ValueError for an unknown kind, activation or setting.
+    unless given, is its `default_hidden(width)` if it has one; its `forward` takes X and `hooks`.
+
+    Raises ValueError for an unknown kind, activation or setting.
     """
     settings = dict(spec)
     kind = settings.pop("kind", None)

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from tokenloom.kernels import functions as kernels
+from tokenloom.kernels.decode import DecodeKernel, DecodeWeights
 from tokenloom.nn.masks import And, Causal, Mask, Padding, to_dense
 
 # Fused attention asks a mask for about this many entries at a time, so that memory stays linear in N.
@@ -223,3 +224,11 @@ def newton_schulz(X: Tensor, polynomial: tuple[float, float, float], steps: int)
             A = P @ A @ P
     assert product is not None
     return product @ X
+
+
+# The fused decode step; its reference is `models/fused_decode.py`
+
+
+def decode_kernel(weights: DecodeWeights) -> DecodeKernel | None:
+    """Return the kernel that decodes a token with these weights, or None where the step in torch has to."""
+    return DecodeKernel.of(weights)

@@ -59,7 +59,7 @@ class Positions(nn.Module):
     def position_info(
         self, queries: Tensor, keys: Tensor | None = None, dtype: torch.dtype = torch.float32
     ) -> PositionInfo:
-        """Return what attention needs for queries and keys at these positions; those of the keys are the same when None."""
+        """Return what attention needs for queries and keys at these positions. keys: as for queries when None."""
         return PositionInfo(self.rotation(queries, dtype), self.bias(queries, queries if keys is None else keys))
 
 
@@ -166,7 +166,7 @@ def apply_rotary(X: Tensor, rotation: RotaryTables) -> Tensor:
 
 
 class RelativeBias(Positions):
-    """bias[h, n, m] = table[clip(n − m, −reach, reach), h]: one learned number per offset and head, shared by all layers.
+    """bias[h, n, m] = table[clip(n − m, −reach, reach), h]: one number per offset and head, for all layers.
 
     Source: after Shaw et al. 2018 and Raffel et al. 2020 (T5), here without T5's buckets.
     """

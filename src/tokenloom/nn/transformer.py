@@ -162,7 +162,7 @@ class TransformerConfig:
     dropout: float = 0.0
     init: str = "modern"
 
-    # What each preset changes of the defaults. The classic parts are the textbook's: learned positions, LayerNorm, GELU.
+    # What each preset changes of the defaults. Classic are the textbook's parts.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "modern": {},
         "classic": {

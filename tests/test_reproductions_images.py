@@ -16,7 +16,7 @@ from needs import lacking
 import tokenloom
 from tokenloom.data import registry as recipes
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines.svm import support_vector_accuracy
+from tokenloom.evaluation.baselines.svm import svm_accuracy
 from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.training.events import Finished, StepFinished
 
@@ -49,7 +49,7 @@ def test_mnist_5k_by_the_defaults(tmp_path: Path) -> None:
     material = found[0][0].prepare("mnist-5k")
     training, held = material.training, material.validation
     assert (len(training), len(held)) == (4000, 1000)
-    machine = support_vector_accuracy(training.pixels, training.labels, held.pixels, held.labels)
+    machine = svm_accuracy(training.pixels, training.labels, held.pixels, held.labels)
     assert machine is not None
     accuracy = mean(one[1] for one in found)
     print("mnist-5k", [one[1:] for one in found], "support-vector machine", machine)

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 import tokenloom
 from tokenloom.data.documents import Document, TextData
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines.neighbors import Neighbors
+from tokenloom.evaluation.baselines.neighbors import NeighborModel
 from tokenloom.models.batch import IGNORE
 from tokenloom.tasks._masking import MaskingDraws, corrupt
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings, by_lines
@@ -165,7 +165,7 @@ def test_lines_of_what_a_data_set_holds_out_stay_held_out() -> None:
 
 
 def test_both_neighbors_by_hand() -> None:
-    guess = Neighbors.fit([np.array([0, 1, 0, 2]), np.array([2])], 4)
+    guess = NeighborModel.fit([np.array([0, 1, 0, 2]), np.array([2])], 4)
     unigram = np.array([3, 2, 3, 1]) / 9
     pairs = np.zeros((4, 4))
     pairs[[0, 1, 0], [1, 0, 2]] = 1

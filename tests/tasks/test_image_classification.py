@@ -167,14 +167,6 @@ def test_the_baseline_learns() -> None:
         svm._results.popitem()
 
 
-def test_without_the_baseline_the_report_says_so(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svm, "find_spec", lambda name: None)
-    lines = ImageClassification().prepare(str(run[1])).lines
-    assert ["tokenloom[digits]" in line for line in lines if line.startswith("baseline")] == [True]
-    monkeypatch.undo()
-    assert not any(line.startswith("baseline") for line in ImageClassification().prepare(str(run[1])).lines)
-
-
 def test_large_images_are_averaged_for_the_baseline() -> None:
     """32 × 32 in color stay as they are, and 65 × 33 gray; 65 × 65 in color are averaged over 3 × 3."""
     assert (block_size((3, 32, 32)), block_size((1, 65, 33)), block_size((3, 65, 65))) == (1, 1, 3)

@@ -49,7 +49,6 @@ def counts_of(samples: LabeledSamples, vocab_size: int) -> tuple[NDArray[np.int6
     "good as a guess at the most frequent. Products of many small numbers are sums of logarithms, or they were zero; "
     "α says how much a word counts that someone has never said.",
     needs=CORPUS,
-    beside=("sklearn", "digits"),
     seconds=1.0,
 )
 def naive_bayes(bench: Bench) -> Outcome:

@@ -90,7 +90,6 @@ def judge(bench: Bench) -> ImageClassification:
     explanation="A convolutional network has locality and translation equivariance built in. A transformer has to "
     "learn both from examples: with few images it is less accurate, and the gap shrinks with their number.",
     needs=FULL,
-    beside=("sklearn", "digits"),
     quick_needs=QUICK,
     quick=True,
     seconds=110.0,
@@ -186,7 +185,6 @@ def rounded(values: NDArray[Any]) -> list[Any]:
     "training, gain less: a single pixel carries little information, and the model must first learn which belong "
     "together. In equal time they also get fewer steps.",
     needs=FULL,
-    beside=("sklearn", "digits"),
     quick_needs=QUICK,
     quick=True,
     seconds=200.0,

@@ -50,8 +50,8 @@ class Classification(Task):
     def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         targets, predictions, confidence = _samples_of(totals)
         correct = int((targets == predictions).sum())
-        low, high = classification.wilson(correct, len(targets))
-        by_class = classification.ByClass.of(self._matrix(targets, predictions))
+        low, high = classification.wilson_interval(correct, len(targets))
+        by_class = classification.ClassScores.of(self._matrix(targets, predictions))
         majority = np.bincount(targets[targets >= 0], minlength=len(self.classes)).max()
         bins = classification.reliability(confidence, targets == predictions)
         return {
@@ -60,7 +60,7 @@ class Classification(Task):
             "accuracy_low": low,
             "accuracy_high": high,
             "macro_f1": by_class.macro_f1,
-            "ece": classification.calibration_error(bins),
+            "ece": classification.ece(bins),
             "majority_accuracy": float(majority / len(targets)),
             f"num_{self.things}": float(len(targets)),
         }
@@ -74,7 +74,7 @@ class Classification(Task):
     def _matrix(self, targets: NDArray[np.int64], predictions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the confusion matrix; labels that are no class share one more row, where there are any."""
         K = len(self.classes) + bool((targets < 0).any())
-        return classification.confusion(np.where(targets < 0, K - 1, targets), predictions, K)
+        return classification.confusion_matrix(np.where(targets < 0, K - 1, targets), predictions, K)
 
     def _tables(self, samples: Samples) -> dict[str, Any]:
         targets, predictions, confidence = _samples_of(evaluate(self, self.model, samples))
@@ -143,7 +143,7 @@ def _confusion_table(confusion: dict[str, Any], things: str) -> list[str]:
 
 def _calibration_table(bins: Sequence[dict[str, Any]], things: str) -> list[str]:
     rows = [
-        [f"{row['from']:.1f} – {row['to']:.1f}", f"{row['probability']:.3f}", f"{row['right']:.3f}", row["n"]]
+        [f"{row['from']:.1f} – {row['to']:.1f}", f"{row['probability']:.3f}", f"{row['accuracy']:.3f}", row["n"]]
         for row in bins
     ]
     return ["", plain_table(rows, ["probability", "mean", "accuracy", things])]

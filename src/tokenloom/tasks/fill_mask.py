@@ -22,7 +22,7 @@ from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import fold_newlines
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines.neighbors import Neighbors
+from tokenloom.evaluation.baselines.neighbors import NeighborModel
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.tasks._masking import MaskingDraws, corrupt
 from tokenloom.tasks._settings import TextSource, ValidationSplit
@@ -161,7 +161,7 @@ class FillMask(TextEncoderTask):
         """Predict from the two neighbors of a token, for the same tokens of the same corrupted text."""
         train = material.training
         assert isinstance(train, DocumentChunks)
-        model = Neighbors.fit(np.split(train.ids, train.ends[:-1]), self.tokenizer.vocab_size)
+        model = NeighborModel.fit(np.split(train.ids, train.ends[:-1]), self.tokenizer.vocab_size)
         nats, correct, targets = 0.0, 0, 0
         for batch in evaluation_batches(material.validation, self.collate, 256):
             rows, places = (batch.targets["loss"] != IGNORE).nonzero(as_tuple=True)

@@ -23,7 +23,7 @@ from tokenloom.data.report import data_report
 from tokenloom.data.text import reason_of, shown_path
 from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines.svm import MAX_IMAGES, block_size, svm_accuracy, svm_missing
+from tokenloom.evaluation.baselines.svm import MAX_IMAGES, block_size, svm_accuracy
 from tokenloom.inspection.attention import image_attention
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
@@ -151,7 +151,7 @@ class ImageClassification(Classification):
         self.settings = self.settings.with_default_augmentation(strength)
         height, width = self.patches.patch_size
         tokens = {"tokens": f"{self.patches.num_patches} per image, patches of {height} × {width} pixels"}
-        report = data_report(parts, (tokens if s.model == "vit" else {}) | svm_missing())
+        report = data_report(parts, tokens if s.model == "vit" else {})
         train, val = self._samples(parts.train), self._samples(parts.validation)
         return PreparedData(train, val, report.lines(), report.as_dict())
 

@@ -293,7 +293,6 @@ class TextClassification(Classification, TextEncoderTask):
             [number[item.label] for item in train],
             [item.text for item in val],
             [number.get(item.label, IGNORE) for item in val],
-            len(self.classes),
         )
         majority = data_report(self._parts).facts["majority_share"]
         note = f"on words; the most frequent label reaches {majority:.4f}, on {counted(len(val), 'text')}"

@@ -29,7 +29,8 @@ from tokenloom.data.samples import Keys, ListSamples
 from tokenloom.data.split import Split, split
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
-from tokenloom.evaluation.classification import ByClass
+from tokenloom.evaluation.baselines.count_tagger import CountTagger
+from tokenloom.evaluation.classification import ClassScores
 from tokenloom.evaluation.tagging import (
     Encoded,
     count_labels,
@@ -40,7 +41,6 @@ from tokenloom.evaluation.tagging import (
     windows,
 )
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.models.count_tagger import CountTagger
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._settings import ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
@@ -233,7 +233,7 @@ class TokenClassification(TextEncoderTask):
         names = [name for group, _ in self._groups() for name in group]
         names += [SPANS] * (f"correct/{SPANS}" in totals)
         counts = [np.array([round(totals[f"{what}/{name}"].total) for name in names]) for what in COUNTS]
-        scores, labels = ByClass(*counts), ByClass(*(count[: len(self.classes)] for count in counts))
+        scores, labels = ClassScores(*counts), ClassScores(*(count[: len(self.classes)] for count in counts))
         metrics = {
             "loss": loss.value,
             "loss_ci95": loss.interval(),

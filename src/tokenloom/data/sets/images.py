@@ -25,10 +25,8 @@ _EMOJI_SIDE, _EMOJI_POINTS = 72, 52
 
 def _digits(_: Sequence[Path]) -> ImageData:
     """Values 0 … 16 as 0 … 255."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError("digits come with scikit-learn: pip install 'tokenloom[digits]'") from None
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[:, None]
     return from_arrays(pixels, [f"digits:{n}" for n in range(len(pixels))], found.target, _DIGITS)

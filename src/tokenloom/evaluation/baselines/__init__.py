@@ -1,1 +1,1 @@
-"""Simple methods that a trained model is compared with."""
+"""Baselines: simple methods that a trained model is compared with."""

@@ -1,4 +1,4 @@
-"""The lines to beat for pairs: what copying, always saying the same, and looking up the nearest source reach."""
+"""Baselines of translation: copying, the most frequent target, and the target of the nearest source."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from tokenloom.data.pairs import Pair
 from tokenloom.training.events import Baseline
 
-# So many validation pairs are asked, and for each the distances of so many sources are measured.
-MOST_ASKED, CANDIDATES = 300, 50
+# Validation pairs used, and sources per pair to which the edit distance is computed.
+MAX_PAIRS, CANDIDATES = 300, 50
 
 
 def edit_distances(text: str, others: NDArray[np.uint32], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Levenshtein's distance of a text from each of T others: the fewest characters to put in, take out or replace.
+    """Return the Levenshtein distance of a text from each of T others.
 
     others: (T, M) code points, padded with 0. lengths: (T,). The recursion d[i, j] = min(d[i−1, j] + 1, d[i, j−1] + 1,
     d[i−1, j−1] + [differ]) goes row by row for all others at once; the middle term is a running minimum of d[i, k] − k.
@@ -34,10 +34,10 @@ def edit_distances(text: str, others: NDArray[np.uint32], lengths: NDArray[np.in
 
 
 def nearest_targets(asked: Sequence[Pair], training: Sequence[Pair]) -> list[str]:
-    """For each pair the target of the training pair whose source is nearest to its own; ties go to the first.
+    """Return for each pair the target of the training pair with the nearest source; ties go to the first.
 
-    Distances are measured to the sources with the most alike characters: how many characters must at least be put in,
-    taken out or replaced, whatever their order, is never more than the distance.
+    Edit distances are computed to the sources with the most similar character counts, whose difference is a lower bound
+    of the distance.
     """
     places = {character: i for i, character in enumerate(sorted(set().union(*(p.source for p in [*training, *asked]))))}
 
@@ -60,9 +60,9 @@ def nearest_targets(asked: Sequence[Pair], training: Sequence[Pair]) -> list[str
 
 
 def pair_baseline(training: Sequence[Pair], validation: Sequence[Pair]) -> Baseline:
-    """The share of validation pairs that the best of three simple methods gives exactly."""
-    # Evenly over the validation part, whose order may mean something.
-    asked = validation[:: -(-len(validation) // MOST_ASKED)]
+    """Return the exact-match rate of the best of three simple methods."""
+    # Evenly spaced, since the order may have a meaning.
+    asked = validation[:: -(-len(validation) // MAX_PAIRS)]
     common = Counter(pair.target for pair in training).most_common(1)[0][0]
     answers = {
         "the target of the nearest training source": nearest_targets(asked, training),
@@ -75,5 +75,5 @@ def pair_baseline(training: Sequence[Pair], validation: Sequence[Pair]) -> Basel
     }
     best = max(exact, key=lambda name: exact[name])
     rest = ", ".join(f"{name} {value:.3f}" for name, value in exact.items() if name != best)
-    note = f"by edit distance, asked of {len(asked):,} pairs ({rest})"
+    note = f"by edit distance, on {len(asked):,} pairs ({rest})"
     return Baseline(best, exact[best], "of the targets exactly", note, metric="exact_match")

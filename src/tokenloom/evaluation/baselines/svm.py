@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -37,20 +36,13 @@ def image_features(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     return values
 
 
-def svm_missing() -> dict[str, str]:
-    """Return what a report says where scikit-learn is not installed; nothing where it is."""
-    if find_spec("sklearn") is not None:
-        return {}
-    return {"baseline": "none: it needs scikit-learn (pip install 'tokenloom[digits]')"}
-
-
 def svm_accuracy(
     train: NDArray[np.uint8], train_labels: NDArray[np.int64], val: NDArray[np.uint8], val_labels: NDArray[np.int64]
 ) -> Result:
     """Return (accuracy, C, γ scale), with C and γ chosen on a fifth of the training images.
 
-    γ = scale / (features · variance), in scikit-learn's unit. None without scikit-learn, or with fewer than two classes
-    to train on. Results are cached for the process.
+    γ = scale / (features · variance), in scikit-learn's unit. None with fewer than two classes to
+    train on. Results are cached for the process.
     """
     digest = hashlib.sha256()
     for part in (train, train_labels, val, val_labels):
@@ -65,10 +57,8 @@ def svm_accuracy(
 def _fit(
     train: NDArray[np.uint8], train_labels: NDArray[np.int64], val: NDArray[np.uint8], val_labels: NDArray[np.int64]
 ) -> Result:
-    try:
-        from sklearn.svm import SVC
-    except ImportError:
-        return None
+    from sklearn.svm import SVC
+
     if len(train) > MAX_IMAGES:
         chosen = np.linspace(0, len(train) - 1, MAX_IMAGES).astype(np.int64)
         train, train_labels = train[chosen], train_labels[chosen]

@@ -5,7 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import precision_recall_fscore_support
 
-from tokenloom.evaluation.classification import ByClass
+from tokenloom.evaluation.baselines.count_tagger import CountTagger
+from tokenloom.evaluation.classification import ClassScores
 from tokenloom.evaluation.tagging import (
     TokenWindow,
     count_labels,
@@ -17,7 +18,6 @@ from tokenloom.evaluation.tagging import (
     windows,
 )
 from tokenloom.models.batch import IGNORE
-from tokenloom.models.count_tagger import CountTagger
 
 
 def test_a_sentence_that_fits_is_one_window() -> None:
@@ -58,9 +58,9 @@ def test_counts_give_the_scores_of_scikit_learn() -> None:
     truth[:, ::5] = IGNORE
     kept = truth != IGNORE
     p, r, f, s = precision_recall_fscore_support(truth[kept], predicted[kept], labels=range(4), zero_division=0)
-    scores = ByClass(*(count.sum(0).numpy() for count in count_labels(truth, predicted, 4)))
+    scores = ClassScores(*(count.sum(0).numpy() for count in count_labels(truth, predicted, 4)))
     np.testing.assert_allclose((scores.precision, scores.recall, scores.f1), (p, r, f))
-    assert scores.there.tolist() == s.tolist()
+    assert scores.actual.tolist() == s.tolist()
 
 
 def test_spans_of_bio_labels() -> None:

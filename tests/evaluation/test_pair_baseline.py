@@ -41,7 +41,7 @@ def test_the_best_of_three_simple_methods_is_the_line_to_beat() -> None:
     # Copying gets `no` alone, always `yes` gets the first; the nearest source gets the first, and not the others.
     assert found.value == pytest.approx(1 / 3)
     assert found.metric == "exact_match"
-    assert "asked of 3 pairs" in found.note
+    assert "on 3 pairs" in found.note
     assert found.beaten({"exact_match": 0.5, "loss": 9.0})
     assert not found.beaten({"exact_match": 0.2, "loss": 0.1})
     assert found.beaten({"loss": 0.1}) is None

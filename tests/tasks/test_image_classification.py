@@ -15,7 +15,7 @@ from tokenloom.evaluation.baselines import svm
 from tokenloom.evaluation.baselines.svm import block_size, image_features, svm_accuracy
 from tokenloom.inspection.attention import rollout
 from tokenloom.plotting import loss_curve as curves
-from tokenloom.plotting.overlay import draw_overlays
+from tokenloom.plotting.heatmaps import draw_overlays
 from tokenloom.tasks import image_classification
 from tokenloom.tasks._images import parse_size
 from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings, stripes

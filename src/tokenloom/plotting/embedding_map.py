@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_map(
+def draw_embeddings(
     points: NDArray[np.float64], labels: Sequence[str], path: str | Path, *, title: str, dark: bool = False
 ) -> Figure:
     """Draw labeled points (n, 2) with equal scales on both axes, write the PNG and return the figure.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-# With fewer points a mean over neighbors would hide more than it shows.
+# Fewer points are not smoothed.
 SMOOTH_FROM = 20
-# With more points the steep fall at the start may squeeze all the rest into a sliver.
+# With more points the y axis may exclude the steep start.
 LONG_RUN = 200
 
 
@@ -67,7 +67,7 @@ def draw_loss_curve(
 
 
 def smoothed(values: Floats) -> Floats:
-    """A moving mean, centerd, over about a thirtieth of the points.
+    """Return a centered moving mean over about a thirtieth of the points.
 
     A mean of past values alone would lag behind and show a falling loss higher than it is. For the same reason
     the window is narrow at the start, where the fall is steepest; at the end it is what there is of it.
@@ -81,20 +81,20 @@ def smoothed(values: Floats) -> Floats:
 
 
 def _column(points: list[Mapping[str, Any]], key: str) -> Floats:
-    """(2, points): the steps, ascending, and the finite values of one key."""
+    """Return (2, points): the steps, ascending, and the finite values of one key."""
     pairs = [(float(point["step"]), float(point[key])) for point in points if point.get(key) is not None]
     pairs = sorted(pair for pair in pairs if math.isfinite(pair[1]))
     return np.array(pairs, dtype=np.float64).reshape(-1, 2).T
 
 
 def _draw_baseline(axes: Axes, name: str, value: float, look: style.Palette) -> None:
-    label = textwrap.fill(f"{name}: {_figures(value)}", 40)
-    # Under the curves, which may lie right on it.
+    label = textwrap.fill(f"{name}: {_format(value)}", 40)
+    # Below the curves, which may coincide with it.
     axes.axhline(value, color=look.ink, linestyle=(0, (5, 3)), linewidth=1.2, zorder=1.9, label=label)
 
 
-def _figures(value: float) -> str:
-    """Three digits after the point, or three that say something."""
+def _format(value: float) -> str:
+    """Format with three decimals, small values with three significant digits."""
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.3g}"
 
 
@@ -112,7 +112,7 @@ def _draw_validation(axes: Axes, drawn: Floats, look: style.Palette) -> None:
     steps, losses = drawn
     if len(losses):
         best = int(np.argmin(losses))
-        label = f"validation, lowest {_figures(losses[best])} at step {steps[best]:,.0f}"
+        label = f"validation, lowest {_format(losses[best])} at step {steps[best]:,.0f}"
         marker = "o" if len(losses) <= 60 else ""
         axes.plot(steps, losses, color=look.series[1], linewidth=1.5, marker=marker, markersize=4.5, label=label)
 
@@ -125,14 +125,14 @@ def _scale(axes: Axes, log_y: bool) -> None:
     if log_y:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-        if high < 20 * low:  # powers of ten alone would leave one label or none
+        if high < 20 * low:  # powers of ten alone would give one label or none
             axes.yaxis.set_major_locator(MaxNLocator(8))
             axes.yaxis.set_major_formatter(ScalarFormatter())
             axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _frame(axes: Axes, drawn: Floats, baseline: tuple[str, float] | None, log_y: bool) -> None:
-    """Choose the part of the plane that is shown. drawn: (2, points), steps and losses."""
+    """Set the axis limits. drawn: (2, points), steps and losses."""
     steps, losses = drawn
     if not len(steps):
         axes.text(0.5, 0.5, "no finite loss to draw", transform=axes.transAxes, ha="center", fontsize=11)
@@ -146,5 +146,5 @@ def _frame(axes: Axes, drawn: Floats, baseline: tuple[str, float] | None, log_y:
     low, high = min([*losses, *extra]), max([*losses, *extra])
     top = max([*losses[steps >= first + 0.02 * (last - first)], *extra])
     if not log_y and len(steps) >= LONG_RUN and top - low < 0.5 * (high - low):
-        # The legend finds its place above the curves, beside the fall that leaves the picture.
+        # Leaves space for the legend above the curves.
         axes.set_ylim(low - 0.08 * (top - low), top + 0.45 * (top - low))

@@ -1,4 +1,4 @@
-"""The look of every figure, light and dark, in one place."""
+"""The style of all figures, light and dark."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from tokenloom.utils.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class Palette:
-    """Colors of one look. `series` can be told apart with any of the common kinds of color blindness."""
+    """Colors of a style. `series` is distinguishable with all common kinds of color blindness."""
 
     background: str
     ink: str
@@ -27,8 +28,8 @@ class Palette:
     series: tuple[str, ...]
 
 
-# The hues are those of Okabe and Ito, "Color universal design" (2008); lightened for the dark look so that each
-# keeps a contrast of at least 3 to 1 against its background.
+# The hues are those of Okabe and Ito, "Color universal design" (2008); lightened for the dark style so that each
+# has a contrast of at least 3:1 to the background.
 LIGHT = Palette("#ffffff", "#1f2328", "#5d6570", "#e4e7eb", ("#0072b2", "#c8500a", "#00805e", "#a8518a"))
 DARK = Palette("#14171c", "#e6e9ee", "#9aa3af", "#2b3038", ("#62bdf0", "#f0a04b", "#2fc79c", "#dd94c0"))
 
@@ -46,12 +47,12 @@ OTHER_SCRIPTS = (
 
 
 def palette(dark: bool) -> Palette:
-    """The colors of the dark look or of the light one."""
+    """Return the colors of the dark or the light style."""
     return DARK if dark else LIGHT
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of width × height inches at 150 dots an inch, with its own canvas and no global state.
+    """Return an empty figure of width × height inches at 150 dpi, with its own canvas and no global state.
 
     Raises UserError when matplotlib is not installed.
     """
@@ -65,8 +66,15 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def colormap(look: Palette) -> Colormap:
+    """Return the colors of a heat map, from the background to the first series."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("heat map", [look.background, look.series[0]])
+
+
 def apply(figure: Figure, axes: Axes, dark: bool) -> None:
-    """Give a finished drawing its look: colors, type, a quiet grid, no frame. Call it last."""
+    """Apply the style to a finished figure: colors, fonts, grid, no frame. Call it last."""
     from matplotlib.text import Text
 
     look = palette(dark)
@@ -80,19 +88,19 @@ def apply(figure: Figure, axes: Axes, dark: bool) -> None:
     axes.tick_params(which="both", colors=look.faint, labelcolor=look.ink, labelsize=10)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set(color=look.ink, fontsize=11)
-    texts = [child for child in axes.get_children() if isinstance(child, Text)]  # titles and free texts
+    texts = [child for child in axes.get_children() if isinstance(child, Text)]  # titles and annotations
     legend = axes.get_legend()
     if legend is not None:
         legend.get_frame().set(facecolor=look.background, edgecolor=look.grid, alpha=0.9)
         texts += legend.get_texts()
     script_fonts = families()
     for text in texts:
-        # These may hold a file name: a dollar sign in it starts no formula, and it may be in any script.
+        # File names may contain dollar signs, which are not formulas, and any script.
         text.set(color=look.ink, parse_math=False, fontfamily=script_fonts)
 
 
 def families() -> list[str]:
-    """matplotlib's own font, then whatever this machine has for scripts that it lacks."""
+    """Return matplotlib's default font, then installed fonts for other scripts."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
@@ -100,14 +108,14 @@ def families() -> list[str]:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG, whole or not at all.
+    """Write a figure as PNG, atomically.
 
     Raises UserError where the place cannot be written, or its name ends as another kind of file does.
     """
     path = place_of(path)
     buffer = BytesIO()
     with warnings.catch_warnings():
-        # A letter that no font has is drawn as a box; a warning about it would land amid a run's output.
+        # A missing glyph is drawn as a box; a warning would clutter a run's output.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
     write_png(buffer.getvalue(), path)

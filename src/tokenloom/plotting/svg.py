@@ -186,8 +186,7 @@ def _panel(figure: Figure, axes: Axes, panel: Panel, plot: Plot, dark: bool) -> 
         colors = [look.series[1], look.background, look.series[0]]
         ends = {"cmap": LinearSegmentedColormap.from_list("signed", colors), "vmin": -far, "vmax": far}
     else:
-        colors = [look.background, look.series[0]]
-        ends = {"cmap": LinearSegmentedColormap.from_list("weights", colors), "vmin": 0.0}
+        ends = {"cmap": style.colormap(look), "vmin": 0.0}
     image = axes.imshow(values, interpolation="nearest", **ends)
     axes.set_title(panel.title, fontsize=11)
     axes.set_xlabel(plot.x)

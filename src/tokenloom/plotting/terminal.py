@@ -1,4 +1,4 @@
-"""A loss curve made of characters, for a terminal or a log."""
+"""Loss curves in text, for terminals and logs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BRAILLE = 0x2800
 MARKS = "●○◆◇▲△"
 PLAIN_MARKS = "ox+#%@"
 SMALLEST = (30, 8)
-# Beyond this, differences and sums of values could overflow; a loss of that size is as good as infinite.
+# Larger values count as infinite, since sums and differences could overflow.
 LARGEST = 1e150
 ASCII = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "·": ".", "’": "'", "…": "~"})
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The part of the plane that is drawn, on columns × rows of characters."""
+    """The drawn part of the plane, on columns × rows of characters."""
 
     left: float
     right: float
@@ -32,11 +32,11 @@ class Frame:
     rows: int
 
     def column(self, x: float, cells: int) -> int:
-        """In which of `cells` equal parts from left to right x lies."""
+        """Return in which of `cells` equal parts from left to right x lies."""
         return _part(x, self.left, self.right, cells)
 
     def row(self, y: float, cells: int) -> int:
-        """In which of `cells` equal parts from top to bottom y lies."""
+        """Return in which of `cells` equal parts from top to bottom y lies."""
         return cells - 1 - _part(y, self.low, self.high, cells)
 
 
@@ -51,8 +51,8 @@ def terminal_curve(
     """Draw series of points (x, y) as lines of text: plot, both axes with their limits, legend.
 
     The first series is a line of Braille dots (where it has more points than dots, each column shows their
-    mean); each further one shows a mark of its own at its points. Points that are not finite are left out, and
-    break the line. baseline: (name, y), a dashed line. The picture has `height` lines of at most `width`
+    mean); each further one shows a mark of its own at its points. Points that are not finite are omitted and
+    break the line. baseline: (name, y), a dashed line. The plot has `height` lines of at most `width`
     columns, but is never smaller than 30 × 8. ascii_only: for terminals without UTF-8; letters of names that
     ASCII lacks become "?".
     """
@@ -90,7 +90,7 @@ def _part(value: float, low: float, high: float, cells: int) -> int:
 
 
 def _limits(values: list[float], share: float = 0.1, least: float = 0.1) -> tuple[float, float]:
-    """Lowest and highest; where they are equal, some room around them: a share of the value, at least `least`."""
+    """Return the range of the values; equal ones get a margin: a fraction of the value, at least `least`."""
     low, high = min(values), max(values)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         room = max(share * abs(low), least)
@@ -101,7 +101,7 @@ def _limits(values: list[float], share: float = 0.1, least: float = 0.1) -> tupl
 def _canvas(
     frame: Frame, series: list[Points], baseline: tuple[str, float] | None, ascii_only: bool
 ) -> list[list[str]]:
-    """The cells of the plot, row by row: baseline below, line above it, marks on top."""
+    """Return the cells of the plot by rows: markers over the line over the baseline."""
     cells = [[" "] * frame.columns for _ in range(frame.rows)]
     if baseline is not None:
         cells[frame.row(baseline[1], frame.rows)] = [("-" if ascii_only else "╌")] * frame.columns
@@ -126,7 +126,7 @@ def _draw_line(cells: list[list[str]], frame: Frame, points: Points, ascii_only:
 
 
 def _trace(frame: Frame, points: Points, width: int, height: int) -> list[tuple[int, int]]:
-    """All dots (column, row) of a line through the points; a point that is not finite breaks it."""
+    """Return all dots (column, row) of a line through the points; a point that is not finite breaks it."""
     dots: list[tuple[int, int]] = []
     for run in _runs(points):
         columns: dict[int, list[float]] = {}
@@ -141,7 +141,7 @@ def _trace(frame: Frame, points: Points, width: int, height: int) -> list[tuple[
 
 
 def _runs(points: Points) -> list[list[tuple[float, float]]]:
-    """The points cut where one is not finite."""
+    """Split the points where one is not finite."""
     runs: list[list[tuple[float, float]]] = [[]]
     for point in points:
         if _finite(point):
@@ -152,7 +152,7 @@ def _runs(points: Points) -> list[list[tuple[float, float]]]:
 
 
 def _labels(low: float, high: float, rows: int) -> list[str]:
-    """A value beside the top row, the bottom row and about every fourth row between; the rest are blank."""
+    """Return labels of the top row, the bottom row and about every fourth row between; the rest are empty."""
     labels = [""] * rows
     count = max(2, (rows - 1) // 4 + 1)
     for i in range(count):
@@ -162,14 +162,14 @@ def _labels(low: float, high: float, rows: int) -> list[str]:
 
 
 def _x_axis(left: float, right: float, label: str, width: int) -> str:
-    """The first and the last x at the ends, the name of the axis between them."""
+    """Return the first and the last x with the name of the axis between them."""
     whole = float(left).is_integer() and float(right).is_integer() and max(abs(left), abs(right)) < 1e9
     first, last = (f"{x:,.0f}" if whole else _number(x, right - left) for x in (left, right))
     return first + label.center(width - len(first) - len(last)) + last
 
 
 def _number(value: float, span: float) -> str:
-    """A value with as many decimals as tell apart two values a hundredth of the span away from each other."""
+    """Format a value with decimals that distinguish a hundredth of the span."""
     if max(abs(value), span) >= 1e9 or span < 1e-6:
         return f"{value:.3g}"
     return f"{value:,.{min(max(2 - math.floor(math.log10(span)), 0), 8)}f}"
@@ -185,7 +185,7 @@ def _legend(
     width: int,
     ascii_only: bool,
 ) -> list[str]:
-    """One entry a series with its last and lowest value, one for the baseline; as many a line as fit."""
+    """Return one entry per series with its last and lowest value, and one for the baseline, in lines that fit."""
     from rich.cells import cell_len, set_cell_size
 
     marks = ("*" + PLAIN_MARKS) if ascii_only else ("⠒" + MARKS)

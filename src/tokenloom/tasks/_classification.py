@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.evaluation import classification
-from tokenloom.plotting.confusion_matrix import confusion_table, draw_confusion
+from tokenloom.plotting.heatmaps import confusion_table, draw_confusion
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.training.loop import evaluate

@@ -207,7 +207,7 @@ class Seq2SeqTask(Task):
                 {"source": text, "text": one.text, "log_prob_per_token": one.log_prob, "attention": attention}
             )
         if options.attention_plot is not None:
-            from tokenloom.plotting.heatmap import draw_alignment
+            from tokenloom.plotting.heatmaps import draw_alignment
 
             draw_alignment(**outputs[0]["attention"], path=options.attention_plot, dark=options.dark)
             notes.append(f"attention plot written to {options.attention_plot}")

@@ -29,7 +29,7 @@ from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.vision import VisionConfig, VisionTransformer, resized_positions
 from tokenloom.nn.hooks import Hooks
-from tokenloom.plotting.overlay import draw_overlays
+from tokenloom.plotting.heatmaps import draw_overlays
 from tokenloom.plotting.style import place_of
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._classification import Classification, metric_terms

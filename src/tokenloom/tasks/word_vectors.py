@@ -348,11 +348,11 @@ class WordVectorTask(Task):
         return {"answers": [list(pair) for pair in near], "notes": notes}
 
     def _draw(self, o: EmbeddingOptions) -> None:
-        from tokenloom.plotting.embedding_map import draw_map
+        from tokenloom.plotting.embedding_map import draw_embeddings
 
         words = [self.word(word) for word in o.words] or self.vocabulary.words[: o.num_words]
         title = f"{len(words)} words of {self.source}" if o.words else f"The {len(words)} most frequent words"
-        draw_map(self.space.project(words), words, str(o.out), title=title, dark=o.dark)
+        draw_embeddings(self.space.project(words), words, str(o.out), title=title, dark=o.dark)
 
     def _export(self, path: Path) -> None:
         """Write all vectors in word2vec's text format: a line with the two sizes, then one line per word.

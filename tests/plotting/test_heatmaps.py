@@ -3,8 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tokenloom.errors import UserError
 from tokenloom.plotting import style
-from tokenloom.plotting.confusion_matrix import confusion_table, draw_confusion
+from tokenloom.plotting.heatmaps import confusion_table, draw_alignment, draw_confusion
 
 COUNTS = [[8, 2, 0], [0, 5, 0], [1, 0, 4]]
 NAMES = ["ham", "very good", "an uncommonly long name of a class"]
@@ -40,3 +41,22 @@ def test_a_class_that_is_not_there_and_many_classes(tmp_path: Path) -> None:
     short = draw_confusion(np.eye(10, dtype=int).tolist(), list("0123456789"), tmp_path / "c.png", title="t")
     turned = [one.axes[0].get_xticklabels()[0].get_rotation() for one in (short, figure)]
     assert turned == [0, 90], "short names stand upright"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_an_alignment_shows_its_weights_and_its_tokens(tmp_path: Path, dark: bool) -> None:
+    weights = [[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]
+    figure = draw_alignment(["a", "$b$", "⟨end⟩"], ["x", "⟨end⟩"], weights, tmp_path / "a.png", dark=dark)
+    axes = figure.axes[0]
+    assert axes.get_images()[0].get_array().tolist() == weights
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "$b$", "⟨end⟩"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "⟨end⟩"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("source", "translation")
+    look = style.palette(dark)
+    assert axes.xaxis.label.get_color() == look.ink
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        draw_alignment(["a"], ["b"], [[1.0]], tmp_path / "none" / "a.png")

@@ -40,7 +40,7 @@ COMPILED = Road("compiled step", nullcontext, at_least(10))
 def our_task(context: int) -> TextGeneration:
     """An untrained model in which every part matters: fresh ones have maps of zeros."""
     task, _ = texts.prepared(context=context, width=D, depth=L, heads=H)
-    model = task.build(0)
+    model = task.build_model(0)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -41,8 +41,8 @@ def _ours(**more: Any) -> Callable[[], Any]:
     task = ImageClassification(ImageClassificationSettings(**given))
     material = task.prepare("digits")
     settings, _ = fill(TrainingSettings(**more), {**DEFAULT_RECIPE, **task.recipe(material)})
-    batches = Batches(material.training, task.collate, batch_size=BATCH, seed=0)
-    trainer = Trainer(task, task.build(0).train(), settings, batches)
+    batches = Batches(material.train, task.collate, batch_size=BATCH, seed=0)
+    trainer = Trainer(task, task.build_model(0).train(), settings, batches)
     done = iter(range(1 << 40))
     return lambda: trainer.step(next(done) % STEPS, STEPS)
 
@@ -52,7 +52,7 @@ def _peer() -> Callable[[], Any]:
     from transformers import ViTConfig, ViTForImageClassification
 
     task = ImageClassification(ImageClassificationSettings(image_size=str(SIDE)))
-    samples: Any = task.prepare("digits").training
+    samples: Any = task.prepare("digits").train
     pixels, labels = (torch.from_numpy(part) for part in samples.take(samples.all()))
     X = (pixels / 255 - 0.5) / 0.5
     config = ViTConfig(
@@ -87,9 +87,9 @@ def _codes() -> Callable[[], Any]:
     """Generate images by VQ codes, with decoding."""
     codes = ImageTokenizerTask(ImageTokenizerSettings(image_size=str(SIDE)))
     codes.prepare("digits")
-    codes.model = codes.build(0).eval()
+    codes.model = codes.build_model(0).eval()
     task = ImageGeneration(ImageGenerationSettings(image_size=str(SIDE)))
-    task.take_prerequisite("tokenizer", codes)
+    task.prerequisites()[0].use(codes)
     return _made(task)
 
 
@@ -102,7 +102,7 @@ def _pixels() -> Callable[[], Any]:
 
 def _made(task: ImageGeneration) -> Callable[[], Any]:
     task.prepare("digits")
-    task.model = task.build(0).eval()
+    task.model = task.build_model(0).eval()
     return lambda: task.generate(GENERATED)
 
 

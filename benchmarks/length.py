@@ -108,11 +108,11 @@ def training_step(context: int) -> tuple[Callable[[], Any], dict[str, Callable[[
     """A step of the default small model on `TOKENS` tokens; and forward and backward of parts of its layers on as many:
     all of attention, the N × N part of it alone, and the MLP."""
     task, material = texts.prepared(context=context)
-    settings, _ = fill(TrainingSettings(), {**DEFAULT_RECIPE, **task.recipe(material)})
-    model = task.build(0).train()
+    settings, _ = fill(TrainingSettings(), {**DEFAULT_RECIPE, **material.recipe})
+    model = task.build_model(0).train()
     assert isinstance(model, GPT)
     trainer = Trainer(
-        task, model, settings, Batches(material.training, task.collate, batch_size=TOKENS // context, seed=0)
+        task, model, settings, Batches(material.train, task.collate, batch_size=TOKENS // context, seed=0)
     )
     numbers = iter(range(1 << 40))
     X = torch.randn(TOKENS // context, context, model.config.width, requires_grad=True)

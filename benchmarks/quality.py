@@ -133,7 +133,7 @@ def with_seconds(fitting: TrainingSession) -> Iterator[tuple[Any, float]]:
 
 def measure(setting: Setting) -> list[Row]:
     _, material = texts.prepared(context=WINDOW)
-    ids, held = material.training.ids, material.validation.ids  # type: ignore[attr-defined]
+    ids, held = material.train.ids, material.validation.ids  # type: ignore[attr-defined]
     vocab_size = int(ids.max()) + 1
     seeds = SEEDS[:1] if setting.quick else SEEDS
     steps = 90 if setting.quick else STEPS

@@ -7,9 +7,8 @@ from typing import Any
 
 from tokenloom.data import registry as recipes
 from tokenloom.errors import UserError
-from tokenloom.tasks._text_generation_settings import TextGenerationSettings
 from tokenloom.tasks.base import PreparedData
-from tokenloom.tasks.text_generation import TextGeneration
+from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 
 QUALITY_TEXT = "tinyshakespeare"
 
@@ -31,6 +30,5 @@ def text() -> str:
 
 def prepared(**settings: Any) -> tuple[TextGeneration, PreparedData]:
     """A task that has read the text as one run of characters."""
-    task = TextGeneration(TextGenerationSettings(borders=False, tokenizer="char", **settings))
-    task.source = name()
-    return task, task.prepare(task.source)
+    task = TextGeneration(TextGenerationSettings(separate_documents=False, tokenizer="char", **settings), name())
+    return task, task.load(name())

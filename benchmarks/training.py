@@ -33,18 +33,18 @@ def our_step(steps: int = 900, **more: Any) -> tuple[Callable[[], Any], Any, int
     more: other settings of training.
     """
     task, material = texts.prepared(preset="classic", context=N, width=D, depth=L, heads=H)
-    settings, _ = fill(TrainingSettings(**more), {**DEFAULT_RECIPE, **task.recipe(material)})
-    model = task.build(12).train()
-    batches = Batches(material.training, task.collate, batch_size=BATCH, seed=0)
+    settings, _ = fill(TrainingSettings(**more), {**DEFAULT_RECIPE, **material.recipe})
+    model = task.build_model(12).train()
+    batches = Batches(material.train, task.collate, batch_size=BATCH, seed=0)
     trainer = Trainer(task, model, settings, batches)
     done = iter(range(1 << 40))
-    return lambda: trainer.step(next(done) % steps, steps), material.training.ids, task.tokenizer.vocab_size  # type: ignore[attr-defined]
+    return lambda: trainer.step(next(done) % steps, steps), material.train.ids, task.tokenizer.vocab_size  # type: ignore[attr-defined]
 
 
 def _text() -> tuple[Any, int]:
     """The ids of the text, as a tensor, and how many different ones there are."""
     task, material = texts.prepared(context=N)
-    ids = material.training.ids  # type: ignore[attr-defined]
+    ids = material.train.ids  # type: ignore[attr-defined]
     return torch.from_numpy(ids.astype("int64")), task.tokenizer.vocab_size
 
 

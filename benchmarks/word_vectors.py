@@ -60,14 +60,14 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     torch.set_num_threads(1)
     task = WordVectorTask(WordVectorSettings(model=model, word_rule=words))  # type: ignore[arg-type]
     material: Any = task.prepare(data)
-    names, texts = task.vocabulary.words, texts_of(task, material.training)
+    names, texts = task.vocabulary.words, texts_of(task, material.train)
     count = sum(map(len, texts))
     theirs = gensim_model(task, texts, seed)
     recipe = {**DEFAULT_RECIPE, **task.recipe(material)}
-    batches = Batches(material.training, task.collate, batch_size=recipe["batch_size"], seed=seed)
+    batches = Batches(material.train, task.collate, batch_size=recipe["batch_size"], seed=seed)
     each = batches.steps_per_epoch
     settings, _ = fill(TrainingSettings(steps=passes * each, seed=seed), recipe)
-    trainer = Trainer(task, task.build(seed), settings, batches)
+    trainer = Trainer(task, task.build_model(seed), settings, batches)
 
     sides = Comparison(Side(), Side(), passes * count, 0)
     falls = np.linspace(theirs.alpha, theirs.min_alpha, passes + 1)

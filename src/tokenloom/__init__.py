@@ -18,13 +18,13 @@ from tokenloom.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tokenloom.runs.folder import load
-    from tokenloom.runs.session import fit, train
+    from tokenloom.runs.session import start_session, train
     from tokenloom.tasks.base import Task
 
-__all__ = ["Task", "UserError", "__version__", "fit", "load", "train"]
+__all__ = ["Task", "UserError", "__version__", "load", "start_session", "train"]
 
 _WHERE = {
-    "fit": "tokenloom.runs.session",
+    "start_session": "tokenloom.runs.session",
     "train": "tokenloom.runs.session",
     "load": "tokenloom.runs.folder",
     "Task": "tokenloom.tasks.base",

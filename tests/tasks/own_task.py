@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,18 +13,20 @@ from tokenloom.config import Options, option
 from tokenloom.data.samples import ListSamples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.tasks.base import Example, PreparedData, Show, Task
+from tokenloom.nn.modules import eval_mode
+from tokenloom.tasks.base import NO_SAMPLES, PlainReport, PreparedData, Show, Task, action, need_data
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.losses import LossTerm, LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric
 
 
 @dataclass(frozen=True)
 class SumsSettings(Options):
-    """Sizes, and how often a sample is hidden from training."""
+    """Sizes, and how often an example is left out in training."""
 
-    width: int = option(8, "features of a digit")
-    dropout: float = option(0.1, "share of activations dropped in training")
-    hidden: float = option(0.2, "share of the samples that do not count, drawn anew at each step")
+    width: int = option(8, "features per digit")
+    dropout: float = option(0.1, "fraction of activations set to zero in training")
+    hidden: float = option(0.2, "fraction of the examples without a target, drawn anew at each step")
 
 
 class SumsModel(nn.Module):
@@ -39,7 +40,7 @@ class SumsModel(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, batch: Batch, cache: None = None, hooks: None = None) -> torch.Tensor:
-        X = self.digits(batch["digits"].tokens).flatten(1)
+        X = self.digits(batch["digits"].tokens).flatten(1)  # (B, 2·width)
         logits: torch.Tensor = self.head(self.dropout(torch.tanh(self.mix(X))))
         return logits
 
@@ -52,60 +53,57 @@ class AddOptions(Options):
 
 
 class Sums(Task):
-    """Lines of three digits; the first nine tenths train."""
+    """Predict which digit follows two digits."""
 
     name = "digit-sums"
-    summary = "learn which digit follows two digits"
     Settings = SumsSettings
-    models: ClassVar[Mapping[str, str]] = {"linear": "two embedded digits and a linear map"}
-    uses: ClassVar[Mapping[str, type]] = {"predict": AddOptions}
+    metrics = (Metric("loss", "nats/digit", "lower"), Metric("accuracy", better="higher", kind="percent"))
 
-    def prepare(self, data: str | None) -> PreparedData:
-        assert data is not None
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         try:
-            lines = Path(data).read_text("utf-8").split()
+            lines = Path(need_data(self, source)).read_text("utf-8").split()
         except OSError as error:
-            raise UserError(f"{data}: cannot be read") from error
+            raise UserError(f"{source}: cannot be read") from error
         rows = [tuple(int(c) for c in line) for line in lines]
+        if for_evaluation:
+            return PreparedData(NO_SAMPLES, ListSamples(rows))
         cut = len(rows) * 9 // 10
         self.model_config = self.model_config or {"width": self.settings.width, "dropout": self.settings.dropout}
         return PreparedData(
-            ListSamples(rows[:cut]), ListSamples(rows[cut:]), [f"lines: {len(rows)}"], {"lines": len(rows)}
+            ListSamples(rows[:cut]),
+            ListSamples(rows[cut:]),
+            PlainReport({"lines": len(rows)}),
+            recipe={"steps": 40, "batch_size": 16, "lr": 0.02},
         )
 
-    def build(self, seed: int) -> nn.Module:
+    def build_model(self, seed: int) -> nn.Module:
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             return SumsModel(**self.model_config)
 
-    def collate(self, samples: Any, moment: BatchContext) -> Batch:
+    def collate(self, samples: Any, context: BatchContext) -> Batch:
         digits = torch.tensor(samples)
         targets = digits[:, 2].clone()
-        if moment.training:
+        if context.training:
             for row in range(len(targets)):
-                if moment.random(row).random() < self.settings.hidden:
+                if context.random(row).random() < self.settings.hidden:
                     targets[row] = IGNORE
         return Batch({"digits": Stream(ids=digits[:, :2])}, {"loss": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         term = cross_entropy_term(logits, targets)
         return {"loss": term, "accuracy": LossTerm((logits.argmax(-1) == targets).float(), term.counts, weight=0.0)}
 
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
-        return {"steps": 40, "batch_size": 16, "lr": 0.02}
-
-    def use(self, verb: str, options: AddOptions, show: Show) -> dict[str, Any]:
+    @action(AddOptions)
+    def _predict(self, options: AddOptions, show: Show) -> dict[str, Any]:
+        """Predict with RUN."""
         digits = torch.tensor([[int(c) for c in options.digits]])
-        with self.ready() as model, torch.no_grad():
+        with eval_mode(self.model) as model, torch.no_grad():
             answer = int(model(Batch({"digits": Stream(ids=digits)})).argmax())
         show(f"{answer}\n")
         return {"answer": answer}
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        return {}
 
 
 def write_sums(path: Path, lines: int = 120, offset: int = 0) -> str:

@@ -48,8 +48,7 @@ def sweep_classes() -> list[type]:
 def compare_runs(given: dict[str, Any]) -> None:
     """`tokenloom compare RUN RUN …`."""
     from tokenloom.cli.use import use_one_thread
-    from tokenloom.evaluation.comparison import compare
-    from tokenloom.runs.folder import load
+    from tokenloom.runs.comparison import compare
 
     own = build(CompareOptions, given)
     if len(own.runs) < 2:
@@ -57,7 +56,7 @@ def compare_runs(given: dict[str, Any]) -> None:
     if repeated := next((run for run in own.runs if own.runs.count(run) > 1), None):
         raise UserError(f"{repeated}: given twice; a run does not differ from itself")
     use_one_thread()
-    pairs = compare([(run, load(run, device=own.device)) for run in own.runs], own.context)
+    pairs = compare(own.runs, own.context, device=own.device)
     if own.json:
         print_json({"pairs": [asdict(pair) for pair in pairs]})
         return

@@ -124,7 +124,7 @@ def tokenize(
     import sys
 
     from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
-    from tokenloom.tasks._pretokenized import baseline_kept
+    from tokenloom.tasks._text_corpus import manifest_baseline
 
     def tell(line: str) -> None:
         if not quiet:
@@ -141,7 +141,7 @@ def tokenize(
             overwrite=overwrite,
             progress=_silent if quiet else _bar,
             tell=tell,
-            extra=baseline_kept,
+            extra=manifest_baseline,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; the same command goes on with {out}") from None

@@ -11,12 +11,14 @@ import sys
 import textwrap
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.output import plain, quantity
+from tokenloom.errors import UserError
 from tokenloom.kernels import loader
-from tokenloom.runs.events import Counted, InitializedFrom, Planned, Prepared, PrerequisiteEvent
+from tokenloom.runs.events import Fitted, InitializedFrom, Planned, Prepared, PrerequisiteEvent
 from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Resumed, Saved, StepFinished
 from tokenloom.utils.progress import duration
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from tokenloom.planning.estimate import Plan
     from tokenloom.runs.session import TrainingSession
+    from tokenloom.tasks.base import Task
 
 # Width of the column of labels.
 COLUMN = 19
@@ -57,11 +60,11 @@ def plan_lines(plan: Plan) -> list[str]:
         field(
             "machine",
             f"{plan.device}, {'' if threads is None else f'{threads} thread' + 's' * (threads > 1) + ', '}"
-            f"{t.dtype}, {native}{quantity(plan.tokens_per_second)} {plan.things}/s measured",
+            f"{t.dtype}, {native}{quantity(plan.tokens_per_second)} {plan.unit}/s measured",
         ),
         field(
             "plan",
-            f"{plan.steps:,} steps of {plan.targets_per_step:,} {plan.things}, {epochs:.3g} epochs,"
+            f"{plan.steps:,} steps of {plan.targets_per_step:,} {plan.unit}, {epochs:.3g} epochs,"
             f" about {duration(plan.seconds)}",
         ),
     ]
@@ -124,6 +127,7 @@ class Display:
         self._first: StepFinished | None = None
         self._last: StepFinished | None = None
         self._bar: Any = None
+        self._fitted = False
 
     def __enter__(self) -> Display:
         return self
@@ -171,8 +175,8 @@ class Display:
                 self._plan = event.plan
                 for text in plan_lines(event.plan):
                     self.line(text)
-            case Counted():
-                self._counted(event)
+            case Fitted():
+                self._show_fitted(event)
             case Baseline():
                 self._baseline = event
                 self.line(field("baseline", f"{event.value:.4f} {event.unit}, {event.name} {event.note}".rstrip()))
@@ -198,11 +202,12 @@ class Display:
         self.line(field("prerequisite", f"{event.name} {'finished' if event.over else f'starts: {event.task}'}{out}"))
         self._reset()
 
-    def _counted(self, event: Counted) -> None:
+    def _show_fitted(self, event: Fitted) -> None:
         numbers, size = f"{event.numbers:,} numbers", quantity(event.size, "B")
-        self.line(field("model", f"{numbers} ({size}), counted in {event.seconds:.1f} s"))
-        if event.derived:
-            self.line(field("auto settings", _listed(event.derived)))
+        self.line(field("model", f"{numbers} ({size}), fitted in {event.seconds:.1f} s"))
+        self._fitted = True
+        if event.auto_settings:
+            self.line(field("auto settings", _listed(event.auto_settings)))
 
     def _step_finished(self, event: StepFinished) -> None:
         self._first, self._last = self._first or event, event
@@ -220,7 +225,7 @@ class Display:
         return sum(self._losses) / max(1, len(self._losses))
 
     def _rate(self) -> str:
-        planned, things = (0.0, "tokens") if self._plan is None else (self._plan.tokens_per_second, self._plan.things)
+        planned, things = (0.0, "tokens") if self._plan is None else (self._plan.tokens_per_second, self._plan.unit)
         return f"{quantity(self.speed.recent or planned)} {things}/s"
 
     def _eta(self) -> str:
@@ -265,7 +270,7 @@ class Display:
         self._best = event.best
         for text in event.notes:
             self.note(text)
-        if self._last is None and event.reason != "counted":
+        if self._last is None and event.reason != "fitted":
             self.line(f"nothing left to train: {event.step:,} steps are done (--steps trains longer)")
         if len(self._training_curve) > 2 and not self.quiet:
             self._draw()
@@ -303,19 +308,22 @@ class Display:
 
     def result(self, session: TrainingSession, result: dict[str, Any], *, example: bool) -> None:
         """Print the result to standard output: metrics, an example, and the next command."""
+        from tokenloom.cli.metrics import metric_lines
         from tokenloom.config import options
+        from tokenloom.tasks.base import actions_of
 
         if self.quiet:
             return
         if session.dry_run:
-            print("dry run: nothing was " + ("saved" if session.task.counted else "trained"))
+            print("dry run: nothing was " + ("saved" if self._fitted else "trained"))
             return
         if "loss" in result:
-            print("\n".join(session.task.metric_lines(self._best)))
+            legacy = getattr(session.task, "metric_lines", None)
+            print("\n".join(legacy(self._best) if legacy else metric_lines(session.task.metrics, self._best)))
             if self._baseline is not None and (better := self._baseline.beaten(result)) is not None:
                 verdict = "better" if better else "worse"
                 print(f"{verdict} than the baseline, {self._baseline.name} ({self._baseline.value:.4f})")
-        if example and (text := session.task.example()):
+        if example and (text := _example(session.task)):
             print(f"{'-' * 29} example {'-' * 30}\n{text.strip()}\n{'-' * 68}")
         if session.folder is None:
             return
@@ -323,7 +331,23 @@ class Display:
         if result.get("reason") == "interrupt":
             print(f"stopped and saved at step {result['steps']:,}; resume with: tokenloom train --resume --out {where}")
             return
-        action, cls = next(iter(session.task.uses.items()), ("evaluate", None))
-        command, *words = action.split()
-        words += [] if cls is None else [one.name.upper() for one in options(cls) if one.positional]
+        actions = actions_of(type(session.task))
+        action = next((one for one in actions.values() if one.name != "evaluate"), actions["evaluate"])
+        command, *words = action.name.split()
+        words += [one.name.upper() for one in options(action.options) if one.positional]
         print(f"saved in {where}; try: {' '.join(['tokenloom', command, where, *words])}")
+
+
+def _example(task: Task) -> str:
+    """Return what the action of a task shows that is declared as its example; empty when there is none."""
+    from tokenloom.config import build
+    from tokenloom.tasks.base import actions_of
+
+    if (legacy := getattr(task, "example", None)) is not None:
+        return str(legacy())
+    shown: list[str] = []
+    for action in actions_of(type(task)).values():
+        if action.example is not None:
+            with suppress(UserError):
+                action.run(task, build(action.options, action.example(task)), shown.append)
+    return "".join(shown)

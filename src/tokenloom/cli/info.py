@@ -70,11 +70,9 @@ def _run_info(run: str) -> dict[str, Any]:
     evaluated = [row for row in rows if "validation_loss" in row]
     best = min(evaluated, key=lambda row: row["validation_loss"], default={})
     sizes = {"saved_numbers": count_saved_numbers(task.model)}
-    if not task.counted:
-        sizes = {
-            "parameters": count_parameters(task.model),
-            "flops_per_token": flops_per_token(task.model, task.sequence),
-        }
+    if parameters := count_parameters(task.model):
+        flops = flops_per_token(task.model, config["sequence_length"])
+        sizes = {"parameters": parameters, "flops_per_token": flops}
     return {
         "run": run,
         "task": config["task"],
@@ -93,33 +91,45 @@ def _run_info(run: str) -> dict[str, Any]:
 def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
     from tokenloom.nn.modules import count_parameters
     from tokenloom.planning.estimate import flops_per_token
+    from tokenloom.tasks.base import summary_of
     from tokenloom.tasks.registry import find_task
     from tokenloom.training.checkpoints import total_bytes
 
     cls = find_task(name)
     task = cls(build(cls.Settings, given))
-    task.sketch()
-    model = task.build(seed=0)
+    prepared = task.load(None)
+    model = task.build_model(seed=0)
     return {
         "task": name,
-        "summary": cls.summary,
+        "summary": summary_of(cls),
         "parameters": count_parameters(model),
         "weight_bytes": total_bytes(model.parameters()),
-        "flops_per_token": flops_per_token(model, task.sequence),
+        "flops_per_token": flops_per_token(model, prepared.sequence_length),
         "model": task.model_config,
     }
 
 
 def show_tasks(given: dict[str, Any]) -> None:
     """`tokenloom tasks`."""
+    from tokenloom.tasks.base import actions_of, models_of, summary_of
     from tokenloom.tasks.registry import all_tasks
 
     tasks = all_tasks()
     if build(JsonOptions, given).json:
-        print_json({t.name: {"summary": t.summary, "models": dict(t.models), "actions": list(t.uses)} for t in tasks})
+        print_json(
+            {
+                task.name: {
+                    "summary": summary_of(task),
+                    "models": list(models_of(task)),
+                    "actions": list(actions_of(task)),
+                }
+                for task in tasks
+            }
+        )
         return
     for task in tasks:
-        print(f"{task.name}: {task.summary}")
-        width = max(map(len, task.models), default=0)
-        for model, what in task.models.items():
-            print(f"  {model:<{width}}  {what}")
+        print(f"{task.name}: {summary_of(task)}")
+        models = models_of(task)
+        width = max(map(len, models), default=0)
+        for model, text in models.items():
+            print(f"  {model:<{width}}  {text}")

@@ -112,9 +112,9 @@ def sweep(data: Annotated[str, Parameter(help="a text to train on")], /, **given
 
 def evaluate(run: RUN, /, **given: Any) -> None:
     """Evaluate RUN on the whole validation split of its data, or on all of other data."""
-    from tokenloom.cli.use import evaluate_run
+    from tokenloom.cli.use import use_run
 
-    evaluate_run(run, given)
+    use_run("evaluate", run, given)
 
 
 def inspect(run: RUN, what: WHAT = None, /, **given: Any) -> None:

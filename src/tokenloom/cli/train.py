@@ -77,8 +77,7 @@ def _config(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def train_run(data: str | None, given: dict[str, Any]) -> int:
     """`tokenloom train`. Return the exit code."""
-    from tokenloom.runs.session import begin
-    from tokenloom.runs.summary import summary
+    from tokenloom.runs.session import start_session, summary
     from tokenloom.training.events import StepFinished
 
     began = time.perf_counter()
@@ -96,7 +95,7 @@ def train_run(data: str | None, given: dict[str, Any]) -> int:
         settings.pop(name, None)
     board = TensorBoardWriter() if own.tensorboard and main else None
     with interruptible() as interrupts, Display(quiet=quiet) as display, reporting_progress(display.progress_line):
-        session = begin(data, stop=interrupts, **settings)
+        session = start_session(data, stop=interrupts, **settings)
         events: list[Event] = []
         try:
             for event in session:

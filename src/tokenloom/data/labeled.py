@@ -230,7 +230,9 @@ def _text_of(path: Path, encoding: str) -> tuple[str, str]:
 def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabeledData:
     """A sample a file; the label is the folder right below the root."""
     if columns.label is not None or columns.header is not None:
-        raise UserError(f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label-column away")
+        raise UserError(
+            f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label-column away"
+        )
     data = read_text(root, encoding=encoding, column=columns.text)
     outside = [document.id for document in data.documents if "/" not in document.id]
     items = [Labeled(d.id, d.text, d.id.split("/")[0]) for d in data.documents if "/" in d.id]

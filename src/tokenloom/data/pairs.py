@@ -118,7 +118,9 @@ def read_pairs(
         return _built_in(source, target, columns)
     if target is not None:
         if columns != PairColumns():
-            raise UserError(f"--target-file {target}: two aligned files have no columns; leave the options of tables away")
+            raise UserError(
+                f"--target-file {target}: two aligned files have no columns; leave the options of tables away"
+            )
         return _aligned(source, target, encoding)
     text, ending = _text(source, encoding)
     name = printable_path(Path(source).name)
@@ -148,7 +150,9 @@ def _text(path: str, encoding: str) -> tuple[str, str]:
     if path == "-" or not path:
         raise UserError("pairs are read from a file: give a table, or two aligned files with --target-file")
     if Path(path).is_dir():
-        raise UserError(f"{shown_path(path)} is a folder: give a table of pairs, or two aligned files with --target-file")
+        raise UserError(
+            f"{shown_path(path)} is a folder: give a table of pairs, or two aligned files with --target-file"
+        )
     if not os.path.lexists(path):
         raise UserError(no_such(path))
     try:

@@ -62,7 +62,7 @@ def naive_bayes(bench: Bench) -> Outcome:
         path.write_text("\n".join(json.dumps({"text": text, "label": name}) for text, name in items), "utf-8")
         task.source = str(path)
         material = task.prepare(task.source)
-    training, held = material.training, material.validation
+    training, held = material.train, material.validation
     assert isinstance(training, LabeledSamples)
     assert isinstance(held, LabeledSamples)
     learned = task.count(material)

@@ -65,11 +65,11 @@ def trained_so(bench: Bench, name: str, number: int, *, mask: Mask | None, shift
     """Train a model under this mask, towards these targets; then ask it for the next character, and have it write."""
     steps, batch = (QUICK_STEPS, QUICK_BATCH) if bench.quick else (STEPS, BATCH)
     task, training, held = prepared(bench, context=WINDOW, width=64, depth=2, heads=4)
-    built = task.build(seed=bench.seed)
+    built = task.build_model(seed=bench.seed)
     assert isinstance(built, GPT)
     model = Masked(built, mask)
     # The schedule is that of 900 steps, and the training is left near its beginning, at rates that are high still.
-    settings, _ = fill(TrainingSettings(steps=900, eval_every=900), task.recipe())
+    settings, _ = fill(TrainingSettings(steps=900, eval_every=900), task.load(None).recipe)
     batches = drawn_batches(task, training, bench.generator(), batch)
     losses: list[float] = []
     for event in fit(task, model, settings, batches if shift else unshifted(batches), Drawn(held.ids, WINDOW)):

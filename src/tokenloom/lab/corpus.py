@@ -11,8 +11,7 @@ from tokenloom.data.registry import load
 from tokenloom.data.samples import TextWindows
 from tokenloom.lab.experiment import Bench
 from tokenloom.models.batch import Batch
-from tokenloom.tasks._text_generation_settings import TextGenerationSettings
-from tokenloom.tasks.text_generation import TextGeneration
+from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import BatchContext
 
 CORPUS = "tinyshakespeare"
@@ -36,12 +35,11 @@ class Drawn(TextWindows):
 
 def prepared(bench: Bench, **settings: Any) -> tuple[TextGeneration, TextWindows, TextWindows]:
     """A task on the corpus, its training part and its validation part."""
-    task = TextGeneration(TextGenerationSettings(**settings))
-    task.source = CORPUS
-    material = task.prepare(CORPUS)
-    assert isinstance(material.training, TextWindows)
+    task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
+    material = task.load(CORPUS)
+    assert isinstance(material.train, TextWindows)
     assert isinstance(material.validation, TextWindows)
-    return task, material.training, material.validation
+    return task, material.train, material.validation
 
 
 def counted(bench: Bench, *, running: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
@@ -51,17 +49,17 @@ def counted(bench: Bench, *, running: bool = False, both: bool = False, **settin
     """
 
     def made() -> tuple[TextGeneration, TextWindows, TextWindows]:
-        task = TextGeneration(TextGenerationSettings(**settings))
-        task.source = CORPUS
-        material = task.prepare(CORPUS)
-        task.model = task.count(material)
-        assert isinstance(material.training, TextWindows)
+        task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
+        material = task.load(CORPUS)
+        assert material.fit is not None
+        task.model = material.fit()
+        assert isinstance(material.train, TextWindows)
         assert isinstance(material.validation, TextWindows)
-        return task, material.training, material.validation
+        return task, material.train, material.validation
 
     task, training, held = bench.shared(("counted", *sorted(settings.items())), made) if running else made()
     if running:
-        return dict(task.evaluate(context="running"))
+        return dict(task.evaluate(context="sliding"))
     found = dict(task.evaluate(samples=Drawn(held.ids, WINDOW)))
     if both:
         found["training_loss"] = task.evaluate(samples=Drawn(training.ids, WINDOW))["loss"]

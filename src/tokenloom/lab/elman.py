@@ -46,7 +46,7 @@ def chapter_elman(bench: Bench) -> TrainedElman:
 def _trained(bench: Bench) -> TrainedElman:
     steps = QUICK_STEPS if bench.quick else STEPS
     task, training, held = prepared(bench, model="rnn", context=WINDOW, width=128, depth=1, burn_in=0)
-    task.model = task.build(seed=bench.seed)
+    task.model = task.build_model(seed=bench.seed)
     settings, _ = fill(TrainingSettings(eval_every=steps), {**ADAM, **CONSTANT})
     seed = 1 if bench.own_seed else bench.seed + 1
     batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)

@@ -17,7 +17,7 @@ from tokenloom.lab.elman import chapter_elman
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, exact, experiment, holds, near, shown
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.hooks import Hooks
-from tokenloom.nn.modules import count_parameters
+from tokenloom.nn.modules import count_parameters, eval_mode
 from tokenloom.plotting.svg import Line, Panel, Plot
 from tokenloom.tasks.text_generation import TextGeneration
 from tokenloom.training.events import Evaluated, StepFinished
@@ -61,10 +61,10 @@ class Course:
 
     def __init__(self, bench: Bench) -> None:
         task, training, held = prepared(bench, preset="classic", context=WINDOW, width=64, depth=2, heads=4)
-        task.model = task.build(seed=bench.seed)
+        task.model = task.build_model(seed=bench.seed)
         windows = Drawn(held.ids, WINDOW)
         first = task.evaluate(samples=windows)["loss"]
-        settings, _ = fill(TrainingSettings(eval_every=EVERY), task.recipe())
+        settings, _ = fill(TrainingSettings(eval_every=EVERY), task.load(None).recipe)
         generator = torch.Generator().manual_seed(0 if bench.own_seed else bench.seed + 1)
         self.events = fit(task, task.model, settings, drawn_batches(task, training, generator, 32), windows)
         self.reached = Trained(task, np.asarray(held.ids), first, {}, {}, [], [])
@@ -150,9 +150,9 @@ def small_gpt(bench: Bench) -> Outcome:
 def ladder(bench: Bench) -> Outcome:
     """3.5."""
     trained = chapter_gpt(bench)
-    unigram = counted(bench, model="unigram", smoothing="add", alpha=1.0)["loss"]
-    bigram = counted(bench, model="bigram", smoothing="add", alpha=1.0)["loss"]
-    longer = counted(bench, model="ngram", order=6)["loss"]
+    unigram = counted(bench, model="unigram", ngram_smoothing="add-k", add_k=1.0)["loss"]
+    bigram = counted(bench, model="bigram", ngram_smoothing="add-k", add_k=1.0)["loss"]
+    longer = counted(bench, model="ngram", ngram_order=6)["loss"]
     reached = trained.validation[max(trained.validation)]
     rungs = {"unigram": unigram, "bigram": bigram}
     if not bench.quick:
@@ -192,7 +192,7 @@ def ladder(bench: Bench) -> Outcome:
 def sampling(bench: Bench) -> Outcome:
     """3.6."""
     trained = chapter_gpt(bench)
-    [texts] = trained.task.generate_all(["ROMEO:\n"], max_new_tokens=300, temperature=0.8, seed=7, samples=SAMPLES)
+    [texts] = trained.task.generate_all(["ROMEO:\n"], max_new_tokens=300, temperature=0.8, seed=7, num_samples=SAMPLES)
     if bench.quick:
         measures = [*first_steps(trained), at_least("characters", 300, len(texts[0]))]
     else:
@@ -227,7 +227,7 @@ def heads(bench: Bench) -> Outcome:
     trained = chapter_gpt(bench)
     ids = torch.from_numpy(trained.held[: 64 * WINDOW].astype(np.int64)).view(64, WINDOW)
     hooks = Hooks("layers.*.pattern")
-    with trained.task.ready() as model, torch.no_grad():
+    with eval_mode(trained.task.model) as model, torch.no_grad():
         model(Batch({"text": Stream(ids=ids)}), hooks=hooks)
     places = torch.arange(WINDOW)
     back = (places[:, None] - places[None]).float()
@@ -276,7 +276,7 @@ def human(bench: Bench) -> Outcome:
     prompt = "KING RICHARD III:\n"
 
     def searched(start: str, width: int) -> Score:
-        text = task.generate(start, max_new_tokens=40, **({"beam": width} if width > 1 else {"temperature": 0.0}))
+        text = task.generate(start, max_new_tokens=40, **({"num_beams": width} if width > 1 else {"temperature": 0.0}))
         return task.score(start, text)
 
     scored = {
@@ -325,7 +325,7 @@ def temperature(bench: Bench) -> Outcome:
     trained = chapter_gpt(bench)
     task = trained.task
     ids = torch.from_numpy(np.asarray(task.tokenizer.encode("ROMEO:\nI will not s"), dtype=np.int64))[None]
-    with task.ready() as model, torch.no_grad():
+    with eval_mode(task.model) as model, torch.no_grad():
         logits = model(Batch({"text": Stream(ids=ids)}))[0, -1].double()
     measures = first_steps(trained) if bench.quick else []
     lines = []

@@ -73,9 +73,9 @@ def _train(bench: Bench, tokenizer: str) -> Generator:
 def parts(task: ImageGeneration, bench: Bench) -> tuple[Pixels, Pixels]:
     """Return the training and the validation images."""
     prepared = task.prepare(QUICK if bench.quick else FULL)
-    assert isinstance(prepared.training, TokenizedImages)
+    assert isinstance(prepared.train, TokenizedImages)
     assert isinstance(prepared.validation, TokenizedImages)
-    return prepared.training.pixels, prepared.validation.pixels
+    return prepared.train.pixels, prepared.validation.pixels
 
 
 def sheet(pixels: Pixels, columns: int) -> list[Any]:

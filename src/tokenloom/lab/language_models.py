@@ -187,8 +187,10 @@ def orders(bench: Bench) -> Outcome:
     tried = [1, 2, 4, 6] if bench.quick else list(range(1, 9))
     lines, measures = [], []
     best: dict[str, int] = {}
-    for smoothing in ("add", "kneser-ney"):
-        both = [counted(bench, both=True, model="ngram", order=order, smoothing=smoothing) for order in tried]
+    for smoothing in ("add-k", "kneser-ney"):
+        both = [
+            counted(bench, both=True, model="ngram", ngram_order=order, ngram_smoothing=smoothing) for order in tried
+        ]
         losses = [found["loss"] for found in both]
         lines.append(Line(f"{smoothing}, training", tried, [found["training_loss"] for found in both]))
         lines.append(Line(f"{smoothing}, validation", tried, losses))
@@ -197,10 +199,10 @@ def orders(bench: Bench) -> Outcome:
     kneser = lines[3].y[tried.index(6)]
     measures.append(near("Kneser–Ney, order 6, windows", 1.611, kneser, 0.005, 3))
     if not bench.quick:
-        running = counted(bench, model="ngram", order=6, smoothing="kneser-ney", running=True)["loss"]
+        running = counted(bench, model="ngram", ngram_order=6, ngram_smoothing="kneser-ney", running=True)["loss"]
         measures.append(near("Kneser–Ney, order 6, running context", 1.555, running, 0.01, 3))
     measures.append(
-        holds("adding one ruins long contexts", "best order below 6", f"order {best['add']}", best["add"] < 6)
+        holds("adding one ruins long contexts", "best order below 6", f"order {best['add-k']}", best["add-k"] < 6)
     )
     for name, reached in (("the Elman network of 2.9", 2.188), ("the GPT of 3.4", 1.9085)):
         lines.append(Line(f"{name}, {reached:g}", tried, [reached] * len(tried)))

@@ -32,7 +32,7 @@ def trained(bench: Bench, kind: str, *, width: int, depth: int, steps: int) -> t
         GPTConfig(task.tokenizer.vocab_size, WINDOW, width=width, depth=depth, heads=4), positions={"kind": kind}
     )
     task.model = GPT(config, bench.seed)
-    settings, _ = fill(TrainingSettings(steps=steps, batch_size=16, eval_every=steps), task.recipe())
+    settings, _ = fill(TrainingSettings(steps=steps, batch_size=16, eval_every=steps), task.load(None).recipe)
     done = 0
     for event in fit(task, task.model, settings, drawn_batches(task, training, bench.generator(), 16), held):
         done += isinstance(event, StepFinished)

@@ -20,7 +20,7 @@ from tokenloom.data.samples import ListSamples, Samples
 from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.plotting.svg import Line, Plot
-from tokenloom.runs.initialization import initialize_from
+from tokenloom.runs.initialization import Origin
 from tokenloom.tasks._masking import SELECTED, MaskingDraws, corrupt
 from tokenloom.tasks._text_encoder import TextEncoderTask
 from tokenloom.tasks.fill_mask import FillMask, FillMaskSettings
@@ -209,10 +209,10 @@ def read(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> F
     path = folder / "read.txt"
     path.write_text("\n".join(one.text for one in part), "utf-8")
     material = task.prepare(str(path))
-    task.model = task.build(seed=bench.seed)
+    task.model = task.build_model(seed=bench.seed)
     recipe = {**task.recipe(material), "minutes": None}
     held = first(material.validation, 200)
-    batches = masked(task, material.training, bench.seed)
+    batches = masked(task, material.train, bench.seed)
     train(task, batches, held, recipe, budget.reading, lambda share: bench.tell(0.5 * share))
     return task
 
@@ -230,11 +230,11 @@ def learned(
     task.adopt_config(body)
     task.settings = replace(task.settings, val_data=str(held))
     material = task.prepare(str(few))
-    task.model = task.build(seed=seed)
+    task.model = task.build_model(seed=seed)
     if init:
-        initialize_from(task, body, "the body")
+        Origin("the body", body, task.init_from(body)).copy_into(task.model)
     recipe = {**ADAM, "lr": LEARNING_RATES[use, init]}
-    train(task, labeled(task, material.training, seed), first(material.validation, 16), recipe, budget.tuning)
+    train(task, labeled(task, material.train, seed), first(material.validation, 16), recipe, budget.tuning)
     return task.evaluate(samples=material.validation)
 
 

@@ -16,7 +16,8 @@ from tokenloom.models.encoder_decoder import EncoderDecoder
 from tokenloom.models.recurrent_translation import RecurrentTranslator
 from tokenloom.training.events import StepFinished
 from tokenloom.training.loop import fit
-from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.losses import LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric
 from tokenloom.training.settings import TrainingSettings
 
 DIGITS = 10
@@ -34,19 +35,17 @@ def reversal_batch(strings: Tensor) -> Batch:
 
 
 class Reversal:
-    """As much of a task as the loop needs."""
+    """What the loop needs of a task."""
+
+    metrics = (Metric("loss", "nats/digit", "lower"),)
 
     def collate(self, samples: Sequence[Tensor], moment: object) -> Batch:
         """Strings (N,), all of one length, as a batch."""
         return reversal_batch(torch.stack(list(samples)))
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """Mean cross-entropy, in nats a digit."""
         return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
-
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        """The loss over a split."""
-        return {"loss": totals["loss"].value}
 
 
 def drawn(generator: torch.Generator, batch_size: int, lengths: Callable[[int], int]) -> Callable[[int], list[Batch]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
 from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, near, shown
 from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
 from tokenloom.models.batch import Batch, Stream
+from tokenloom.nn.modules import eval_mode
 from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tasks.text_generation import TextGeneration
 
@@ -34,8 +36,8 @@ def drawn_from(task: TextGeneration, prompt: str, sampling: Sampling, generator:
     """120 characters after a prompt, with random numbers from a generator that several samples may share in turn."""
     fed = torch.as_tensor(np.asarray(task.tokenizer.encode(prompt), dtype=np.int64)).tolist()
     ids: list[int] = []
-    with task.ready(), torch.inference_mode():
-        model = task.decoder(Batch({"text": Stream(ids=torch.tensor([fed]))}))
+    with eval_mode(task.model), torch.inference_mode():
+        model: Any = task.model
         log_probs, state = prefill(model, [fed])
         for _ in range(LENGTH):
             [token], _ = sampling.choose(log_probs, [generator])
@@ -114,7 +116,7 @@ def ways(bench: Bench) -> Outcome:
 
 
 def _samples(task: TextGeneration, T: float, bench: Bench) -> list[str]:
-    [texts] = task.generate_all([PROMPT], max_new_tokens=LENGTH, temperature=T, samples=SAMPLES, seed=bench.seed)
+    [texts] = task.generate_all([PROMPT], max_new_tokens=LENGTH, temperature=T, num_samples=SAMPLES, seed=bench.seed)
     return texts
 
 
@@ -171,8 +173,8 @@ def exposure(bench: Bench) -> Outcome:
 def _continued(task: TextGeneration, heads: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """The model's own samples (B, count) after ids (B, N), at T = 1."""
     rows = []
-    with task.ready(), torch.inference_mode():
-        model = task.decoder(Batch({"text": Stream(ids=heads)}))
+    with eval_mode(task.model), torch.inference_mode():
+        model: Any = task.model
         log_probs, state = prefill(model, heads.tolist())
         for _ in range(count):
             # All rows draw in turn from one generator.
@@ -187,6 +189,6 @@ def _loss_after(task: TextGeneration, windows: Tensor, prefix: Tensor, n: int) -
     """The mean loss on the real characters after the first 8 and n, where `prefix` (B, n) stands in place of the n."""
     asked = windows[:, SEED_LENGTH + n : SEED_LENGTH + n + ASKED]
     read = torch.cat((windows[:, :SEED_LENGTH], prefix, asked), 1)
-    with task.ready() as model, torch.no_grad():
+    with eval_mode(task.model) as model, torch.no_grad():
         logits = model(Batch({"text": Stream(ids=read[:, :-1])}))[:, -ASKED:]
     return float(cross_entropy(logits.flatten(0, 1), asked.flatten()))

@@ -91,7 +91,7 @@ def own_vectors(task: WordVectorTask, training: TextWindows, passes: int, seed: 
     }
     recipe |= {"lr_schedule": "wsd", "decay_fraction": 1.0, "batch_size": BATCH, "lr": TRAVEL / steps}
     settings, _ = fill(TrainingSettings(steps=steps, seed=seed), recipe)
-    task.model = task.build(seed)
+    task.model = task.build_model(seed)
     trainer = Trainer(task, task.model, settings, batches)
     for step in range(steps):
         trainer.step(step, steps)
@@ -137,9 +137,9 @@ def word_vectors(bench: Bench) -> Outcome:
         task = WordVectorTask(WordVectorSettings(model=kind))
         material: Any = task.prepare(CORPUS)
         held = np.asarray(material.validation.ids, np.int64)
-        vectors = {"tokenloom": own_vectors(task, material.training, passes, bench.seed)}
+        vectors = {"tokenloom": own_vectors(task, material.train, passes, bench.seed)}
         if peer:
-            vectors["gensim"] = gensim_vectors(task, material.training, passes, bench.seed)
+            vectors["gensim"] = gensim_vectors(task, material.train, passes, bench.seed)
         found = {name: spearman_pmi(one, held, task.settings.window) for name, one in vectors.items()}
         spaces = {name: EmbeddingSpace(task.vocabulary.words, one.astype(np.float32)) for name, one in vectors.items()}
         own = found["tokenloom"][0]

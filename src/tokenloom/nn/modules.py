@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
@@ -11,6 +13,17 @@ from torch import nn
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of a module's first parameter, else of its first buffer, else the CPU."""
     return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """Set a module to evaluation mode, without dropout, and back to its mode afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield model
+    finally:
+        model.train(was_training)
 
 
 def count_parameters(model: nn.Module, *, trained_only: bool = False) -> int:

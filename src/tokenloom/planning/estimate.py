@@ -113,7 +113,7 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         autocast(settings, device),
     ):
-        terms = task.loss(model, batch.to(device))
+        terms = task.compute_loss(model, batch.to(device))
     del terms  # only now may what was saved be freed, and its addresses be used again
     kept = list(saved.values())
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -214,7 +214,7 @@ def choose_threads(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training is going to be. things: what a target is, in the plural."""
+    """What a training is going to be. unit: what targets are, in the plural."""
 
     parameters: int
     flops_per_token: int
@@ -225,7 +225,7 @@ class Plan:
     derived: dict[str, object]
     steps_per_epoch: int
     device: str
-    things: str = "tokens"
+    unit: str = "tokens"
 
     @property
     def steps(self) -> int:

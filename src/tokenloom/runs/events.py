@@ -44,10 +44,10 @@ class Planned(Event):
 
 
 @dataclass(frozen=True)
-class Counted(Event):
-    """A model that is counted in one pass is ready. numbers, size: the counts it stores, and their bytes."""
+class Fitted(Event):
+    """A model is fitted in one pass, without gradients. numbers, size: the numbers it saves, and their bytes."""
 
     numbers: int
     size: int
-    derived: dict[str, Any]
+    auto_settings: dict[str, Any]
     seconds: float

@@ -20,12 +20,13 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.base import Task
 from tokenloom.tasks.registry import find_task
 from tokenloom.training.checkpoints import load_weights
+from tokenloom.training.device import choose_device
 from tokenloom.training.events import Baseline
 from tokenloom.training.settings import TrainingSettings
 from tokenloom.utils.files import write_json, write_text
 from tokenloom.version import VERSION
 
-FORMAT = 1
+FORMAT = 2
 WHOLE = ".whole"
 
 # What a config must hold beside its format.
@@ -34,8 +35,9 @@ CONFIG: dict[str, type | tuple[type, ...]] = {
     "data": (str, type(None)),
     "settings": dict,
     "model": dict,
+    "sequence_length": int,
     "training": dict,
-    "parts": dict,
+    "assets": dict,
 }
 
 
@@ -118,8 +120,10 @@ class RunFolder:
                 path.replace(self.path / path.name)
         shutil.rmtree(self.replaced)
 
-    def write_config(self, task: Task, name: str, data: str | None, training: TrainingSettings) -> None:
-        """Everything needed to rebuild the task, once its parts and sizes are settled."""
+    def write_config(
+        self, task: Task, name: str, data: str | None, training: TrainingSettings, sequence_length: int
+    ) -> None:
+        """Write everything that is needed to rebuild the task, whose sizes are decided."""
         write_json(
             self.config_file,
             {
@@ -129,8 +133,9 @@ class RunFolder:
                 "data": None if data is None else findable(data),
                 "settings": flatten(task.settings),
                 "model": task.model_config,
+                "sequence_length": sequence_length,
                 "training": flatten(training),
-                "parts": task.save_parts(self.path),
+                "assets": task.save_assets(self.path),
             },
         )
 
@@ -143,7 +148,10 @@ class RunFolder:
         try:
             config: dict[str, Any] = json.loads(self.config_file.read_text("utf-8"))
             if config["format"] != FORMAT:
-                raise UserError(f"{self.config_file}: format {config['format']}; this tokenloom reads format {FORMAT}")
+                raise UserError(
+                    f"{self.config_file}: format {config['format']}, written by tokenloom"
+                    f" {config.get('tokenloom', 'of an unknown version')}; tokenloom {VERSION} reads format {FORMAT}"
+                )
             for key, kind in CONFIG.items():
                 if not isinstance(config[key], kind):
                     raise TypeError(f"{key} is {config[key]!r}")
@@ -220,19 +228,20 @@ def findable(name: str) -> str:
     return str(Path(name).resolve()) if name not in names() and Path(name).exists() else name
 
 
-def task_of(config: dict[str, Any], folder: RunFolder) -> Task:
-    """The task that a config describes, with its settings and parts but without a model.
+def task_of(config: dict[str, Any], folder: RunFolder, source: str | None = None) -> Task:
+    """Return the task that a config describes, with its settings and assets but without a model.
 
-    Raises UserError when the config does not fit the task, or the parts are not those of the run.
+    source: of the data, when they have been moved. Raise UserError when the config does not fit the task, or the assets
+    are not those of the run.
     """
     cls = find_task(config["task"])
     refuse_unknown(config["settings"], [cls.Settings], f"{folder.config_file}: ")
     try:
-        task = cls(build(cls.Settings, config["settings"]))
+        task = cls(build(cls.Settings, config["settings"]), config["data"] if source is None else source)
     except UserError as error:
         raise UserError(f"{folder.config_file}: {error}") from error
-    task.model_config, task.source = config["model"], config["data"]
-    task.load_parts(folder.path, config["parts"])
+    task.model_config = config["model"]
+    task.load_assets(folder.path, config["assets"])
     return task
 
 
@@ -249,10 +258,11 @@ def load(path: str | Path, *, device: str = "cpu") -> Task:
         before = f"; the run that it was to replace lies in {folder.replaced}" if folder.replaced.is_dir() else ""
         raise UserError(f"{folder.weights}: missing; a run has it from its first evaluation or save on{before}")
     try:
-        task.model = task.build(seed=0)
+        task.model = task.build_model(seed=0)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder.config_file}: no model can be built from it ({what})") from error
     load_weights(task.model, folder.weights)
     task.model.eval()
-    return task.to(device)
+    task.model.to(choose_device(device))
+    return task

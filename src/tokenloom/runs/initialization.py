@@ -1,19 +1,61 @@
-"""Starting from another run: its body with its weights, and a readout of one's own."""
+"""Initialization from another run: its backbone with its weights, and a new head."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
 
 from tokenloom.errors import UserError
 from tokenloom.runs.events import InitializedFrom
 from tokenloom.runs.folder import load
-from tokenloom.tasks.base import Task
+from tokenloom.tasks.base import Initialization, Task
 from tokenloom.training.checkpoints import model_tensors
 from tokenloom.training.settings import TrainingSettings
 
 
-def initial_run(task: Task, training: TrainingSettings) -> Task | None:
-    """The run that `--init-from` names, which the task takes over what belongs to the body from; None without one.
+@dataclass
+class Origin:
+    """The run that a model is initialized from, and how its weights are copied."""
 
-    Raises UserError when there is no such run, when its body is another, and for `--freeze backbone` without it.
+    run: str
+    task: Task
+    how: Initialization
+    event: InitializedFrom = field(init=False)
+
+    def copy_into(self, model: nn.Module) -> None:
+        """Copy the weights, and leave in `event` which tensors were copied.
+
+        The head is copied where its outputs mean the same in both runs. Raise UserError with the first tensor of the
+        backbone that one model lacks or has in another shape.
+        """
+        own = model_tensors(model)
+        other = {name: self.how.adapt(name, tensor) for name, tensor in model_tensors(self.task.model).items()}
+        same_head = self.how.same_head()
+        fresh: list[str] = []
+        for name in [*own, *(name for name in other if name not in own)]:
+            if name.startswith(self.how.head) and not same_head:
+                fresh += [name] * (name in own)
+                continue
+            ours, theirs = (tuple(side[name].shape) if name in side else None for side in (own, other))
+            if ours != theirs:
+                here, there = ("no such tensor" if shape is None else f"shape {shape}" for shape in (ours, theirs))
+                raise UserError(
+                    f"--init-from {self.run}: the backbones differ: {name} has {there} there, and {here} here"
+                )
+            own[name].copy_(other[name])
+        self.event = InitializedFrom(self.run, len(own) - len(fresh), fresh)
+
+    def freeze_backbone(self, model: nn.Module) -> None:
+        """Train nothing but the head."""
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(self.how.head))
+
+
+def load_origin(task: Task, training: TrainingSettings) -> Origin | None:
+    """Load the run of `--init-from`, and have the task take over its tokenizer and sizes; None when not given.
+
+    Raise UserError when there is no such run, when the backbones differ, and for `--freeze backbone` without it.
     """
     if training.init_from is None:
         if training.freeze == "backbone":
@@ -25,33 +67,4 @@ def initial_run(task: Task, training: TrainingSettings) -> Task | None:
         origin = load(training.init_from)
     except UserError as error:
         raise UserError(f"--init-from {error}") from error
-    task.adopt_config(origin)
-    return origin
-
-
-def initialize_from(task: Task, origin: Task, run: str) -> InitializedFrom:
-    """Copy the weights of another run into the fresh model of a task.
-
-    The readout comes along where both read the same from it; else it starts fresh. Raises UserError with the first
-    tensor of the body that one has and the other has not, or has in another shape.
-    """
-    own, there = model_tensors(task.model), model_tensors(origin.model)
-    other = {name: task.adapt_tensor(name, value, origin) for name, value in there.items()}
-    same_head = task.output_meaning() is not None and task.output_meaning() == origin.output_meaning()
-    fresh: list[str] = []
-    for name in [*own, *(name for name in other if name not in own)]:
-        if name.startswith(task.head) and not same_head:
-            fresh += [name] * (name in own)
-            continue
-        mine, theirs = (tuple(side[name].shape) if name in side else None for side in (own, other))
-        if mine != theirs:
-            ours, of_run = (f"shape {shape}" if shape is not None else "no such tensor" for shape in (mine, theirs))
-            raise UserError(f"--init-from {run}: the bodies differ: {name} has {of_run} there, and {ours} here")
-        own[name].copy_(other[name])
-    return InitializedFrom(run, len(own) - len(fresh), fresh)
-
-
-def freeze_backbone(task: Task) -> None:
-    """Let nothing be trained but the head."""
-    for name, parameter in task.model.named_parameters():
-        parameter.requires_grad_(name.startswith(task.head))
+    return Origin(training.init_from, origin, task.init_from(origin))

@@ -17,11 +17,11 @@ from tokenloom.planning.costs import Optimizer, Precision, Sizes, Work, flops_pe
 from tokenloom.planning.estimate import choose_threads
 from tokenloom.planning.forecast import MFU, TOKENS_PER_PARAMETER, Forecast, Training, forecasts
 from tokenloom.planning.hardware import THIS, Hardware, built_in, find_hardware
-from tokenloom.tasks._text_generation_settings import TextGenerationSettings
-from tokenloom.tasks.text_generation import TextGeneration
+from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.tokenizers.base import END
 from tokenloom.training.batches import BatchContext
-from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.losses import LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric
 from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 # A step on this machine is timed if it is expected to take at most this long, in seconds.
@@ -143,10 +143,10 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
     if data is None:
         if own.epochs is not None:
             raise UserError(f"{flag('epochs')} {own.epochs}: needs data; give some, or {flag('num_tokens')}")
-        task.sketch()
+        prepared = task.load(None)
     else:
-        prepared = task.prepare(data)
-        available = len(cast(TextWindows, prepared.training).ids)
+        prepared = task.load(data)
+        available = len(cast(TextWindows, prepared.train).ids)
         separate_documents = END in task.tokenizer.specials
     sizes = Sizes.of(GPTConfig(**{name: value for name, value in task.model_config.items() if name != "kind"}))
     if own.num_tokens is not None:
@@ -159,7 +159,7 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
     else:
         num_tokens = TOKENS_PER_PARAMETER * parameters(sizes)
         tokens_from = f"{TOKENS_PER_PARAMETER} per parameter"
-    recipe = {**DEFAULT_RECIPE, **task.recipe()}
+    recipe = {**DEFAULT_RECIPE, **prepared.recipe}
     training = Training(
         sizes,
         num_tokens,
@@ -189,7 +189,7 @@ def _this_machine(task: TextGeneration, training: Training, dtype: Precision | N
         dtype=dtype,
     )
     settings, _ = fill(given, DEFAULT_RECIPE)
-    model = task.build(0).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = task.build_model(0).to("cuda" if torch.cuda.is_available() else "cpu")
     _, seconds = choose_threads(_NextToken(), model, settings, lambda step: _random_batches(training, step))
     # The peak again, with the number of threads just chosen.
     (machine,) = find_hardware([THIS])
@@ -207,11 +207,10 @@ def _random_batches(training: Training, step: int) -> list[Batch]:
 class _NextToken:
     """The part of a task that timing a step needs: next-token prediction without data or tokenizer."""
 
+    metrics = (Metric("loss", "nats/token", "lower"),)
+
     def collate(self, samples: Any, moment: BatchContext) -> Batch:
         raise NotImplementedError("a timed step uses random ids")
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
-
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        return {"loss": totals["loss"].value}

@@ -10,12 +10,12 @@ from typing import Any
 
 from tokenloom.config import flag, options
 from tokenloom.errors import UserError
-from tokenloom.evaluation.perplexity import RUNNING, checked_window
+from tokenloom.evaluation.perplexity import SLIDING, check_context
 from tokenloom.nn.modules import count_saved_numbers
-from tokenloom.runs.counted import USED
 from tokenloom.runs.events import Prepared
-from tokenloom.runs.session import TrainingSession, begin
-from tokenloom.tasks._lm_families.table import MODEL_FAMILIES, MODELS, family_of
+from tokenloom.runs.session import USED_BY_FIT, TrainingSession, start_session
+from tokenloom.tasks._lm_families import FAMILIES
+from tokenloom.tasks.text_generation import TextGenerationSettings
 from tokenloom.training.events import Event, Finished
 from tokenloom.training.settings import TrainingSettings
 from tokenloom.utils.files import write_json
@@ -49,31 +49,36 @@ def sweep_sessions(
     A setting goes to the models on which it has an effect. Raise UserError, before the first session, for an unknown or
     repeated model and for a setting without effect on any model.
     """
-    for place, model in enumerate(models):
-        if model not in MODELS:
-            hint = did_you_mean(model, MODELS)
-            raise UserError(f"--models {model}: no such model{hint}; there are {', '.join(MODELS)}")
-        if model in models[:place]:
+    for index, model in enumerate(models):
+        if model not in FAMILIES:
+            hint = did_you_mean(model, FAMILIES)
+            raise UserError(f"--models {model}: no such model{hint}; there are {', '.join(FAMILIES)}")
+        if model in models[:index]:
             raise UserError(f"--models: {model} is given twice")
     training = {one.name for one in options(TrainingSettings)}
-    special = frozenset[str]().union(*(family.takes for family in MODEL_FAMILIES))
     for name in settings:
-        if name in special and not any(name in family_of(model).takes for model in models):
+        if not any(_has_effect(name, model) for model in models):
             raise UserError(f"{flag(name)} has no effect on any of {', '.join(models)}: leave it out")
-    all_counted = all(family_of(model).counted for model in models)
+    all_fitted = all(FAMILIES[model].fitted for model in models)
     sessions = []
     for model in models:
-        family = family_of(model)
         own = {
             name: value
             for name, value in settings.items()
-            if (name not in special or name in family.takes)
-            # Settings of training go to the other models; where there are none, `begin` refuses them.
-            and (not family.counted or all_counted or name not in training or name in USED)
+            if _has_effect(name, model)
+            # Training settings go to the other models; where there are none, the session refuses them.
+            and (not FAMILIES[model].fitted or all_fitted or name not in training or name in USED_BY_FIT)
         }
-        begun = begin(data, task="text-generation", model=model, out=folder / model, overwrite=overwrite, **own)
-        sessions.append((model, begun))
+        out = folder / model
+        session = start_session(data, task="text-generation", model=model, out=out, overwrite=overwrite, **own)
+        sessions.append((model, session))
     yield from sessions
+
+
+def _has_effect(name: str, model: str) -> bool:
+    """Return whether a setting has an effect on a model, as far as the model alone decides."""
+    only = {one.name: one.only for one in options(TextGenerationSettings)}.get(name, {})
+    return "model" not in only or model in only["model"]
 
 
 def train_and_evaluate(
@@ -86,11 +91,11 @@ def train_and_evaluate(
         show(event)
         if isinstance(event, Prepared):
             # The sizes are decided, and no step has been trained.
-            checked_window(context, task.kind.largest(task.model_config))
+            check_context(context, task.family.max_context(task.model_config))
         elif isinstance(event, Finished):
             seconds = event.seconds
     assert session.folder is not None
-    sliding, windows = task.evaluate(context=RUNNING), task.evaluate(context=context)
+    sliding, windows = task.evaluate(context=SLIDING), task.evaluate(context=context)
     return ModelComparison(
         model,
         sliding["bits_per_byte"],

@@ -1,1 +1,40 @@
-"""One file a task. What all tasks share stands in `frame/`; every other module here is a task of its own."""
+"""Tasks: one module per task. What is known of them without importing them, which takes torch's second."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+# Modules that are not tasks.
+NOT_TASKS = {"__init__", "base", "registry"}
+
+
+def task_names() -> list[str]:
+    """Return the names of the built-in tasks: `text_generation.py` is `text-generation`."""
+    names = (path.stem for path in Path(__file__).parent.glob("*.py"))
+    return sorted(name.replace("_", "-") for name in names if not name.startswith("_") and name not in NOT_TASKS)
+
+
+def declared_actions() -> dict[str, str]:
+    """Return the actions of the built-in tasks, name → help text, from their source alone.
+
+    A method under `@action(Options)` is an action: see `tokenloom.tasks.base.action`. Of an action that several tasks
+    declare, the first help text counts.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text = path.read_text("utf-8")
+        if "@action(" in text:
+            for method in ast.walk(ast.parse(text)):
+                if isinstance(method, ast.FunctionDef) and (name := _action_name(method)):
+                    found[name] = found.get(name) or (ast.get_docstring(method) or "").partition("\n")[0]
+    return found
+
+
+def _action_name(method: ast.FunctionDef) -> str:
+    """Return the name of the action that a method is declared as; empty for any other method."""
+    for call in method.decorator_list:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "action":
+            given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+            return str(given.get("name", method.name.strip("_").replace("_", "-")))
+    return ""

@@ -16,7 +16,7 @@ from tokenloom.errors import UserError
 from tokenloom.evaluation import classification
 from tokenloom.plotting.heatmaps import confusion_table, draw_confusion
 from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks.base import PreparedData, Task
+from tokenloom.tasks._legacy import PreparedData, Task
 from tokenloom.training.loop import evaluate
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
 from tokenloom.utils.names import some
@@ -47,7 +47,7 @@ class Classification(Task):
     unit: str = "nats/text"
     classes: list[str]
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         targets, predictions, confidence = _samples_of(totals)
         correct = int((targets == predictions).sum())
         low, high = classification.wilson_interval(correct, len(targets))

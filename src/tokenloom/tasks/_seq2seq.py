@@ -20,7 +20,7 @@ from tokenloom.generation.beam_search import BeamOptions, Hypothesis, beam_searc
 from tokenloom.models.batch import Batch, Stream, pad
 from tokenloom.models.protocols import StepModel
 from tokenloom.nn.hooks import Hooks
-from tokenloom.tasks.base import Show, Task
+from tokenloom.tasks._legacy import Show, Task
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, quote_list, utf8_length
 
 BATCH_SIZE = 64

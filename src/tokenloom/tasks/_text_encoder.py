@@ -19,10 +19,10 @@ from tokenloom.config import flag, option
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
+from tokenloom.tasks._legacy import PreparedData, Task
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes
 from tokenloom.tasks._sizes import size_preset
-from tokenloom.tasks.base import PreparedData, Task
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
 from tokenloom.utils.names import with_article
@@ -124,10 +124,10 @@ class TextEncoderTask(Task):
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         recipe = {**size_preset(self.settings.size).recipe, **(FINE_TUNING if self._pretrained else {})}
-        steps = self.max_epochs * -(-len(material.training) // recipe["batch_size"])
+        steps = self.max_epochs * -(-len(material.train) // recipe["batch_size"])
         return {**recipe, "steps": steps} if steps < MAX_EPOCH_STEPS else recipe
 
-    def build(self, seed: int) -> Encoder:
+    def build_model(self, seed: int) -> Encoder:
         return Encoder(EncoderConfig(**self.model_config), seed)
 
     # Initialization from another run.
@@ -169,11 +169,11 @@ class TextEncoderTask(Task):
 
     # The run.
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
+    def save_assets(self, folder: Path) -> dict[str, Any]:
         self.tokenizer.save(folder / "tokenizer.json")
         return {"tokenizer": self.tokenizer.fingerprint()}
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
         self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(kept.get("tokenizer")))
 
     paths: ClassVar[Mapping[str, str]] = every_path(

@@ -24,10 +24,10 @@ from tokenloom.data.unicode import fold_newlines
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.neighbors import NeighborModel
 from tokenloom.models.batch import IGNORE, Batch
+from tokenloom.tasks._legacy import Example, PreparedData, Show
 from tokenloom.tasks._masking import MaskingDraws, corrupt
 from tokenloom.tasks._settings import TextSource, ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
-from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.training.batches import BatchContext, evaluation_batches
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
@@ -130,14 +130,14 @@ class FillMask(TextEncoderTask):
             targets.append(ids.masked_fill(~selected, IGNORE).numpy())
         return Batch({"text": self.stream(inputs)}, {"loss": self.targets(targets)})
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         term = cross_entropy_term(logits, targets)
         correct = (logits.detach().argmax(-1) == targets).sum(1)
         return {"loss": term, "accuracy": LossTerm(correct, term.counts, weight=0.0)}
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {
             "loss": loss.value,
@@ -159,7 +159,7 @@ class FillMask(TextEncoderTask):
 
     def baseline(self, material: PreparedData) -> Baseline:
         """Predict from the two neighbors of a token, for the same tokens of the same corrupted text."""
-        train = material.training
+        train = material.train
         assert isinstance(train, DocumentChunks)
         model = NeighborModel.fit(np.split(train.ids, train.ends[:-1]), self.tokenizer.vocab_size)
         nats, correct, targets = 0.0, 0, 0

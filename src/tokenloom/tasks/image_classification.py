@@ -34,9 +34,9 @@ from tokenloom.plotting.style import place_of
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._classification import Classification, metric_terms
 from tokenloom.tasks._images import ImageInput, parse_size
+from tokenloom.tasks._legacy import Example, PreparedData, Show, Task
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._settings import TransformerParts
-from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.patches import Patches
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
@@ -258,12 +258,12 @@ class ImageClassification(Classification):
             dropout=dropout,
         ).as_dict()
         try:
-            self.build(0)
+            self.build_model(0)
         except ValueError as error:
             raise UserError(str(error)) from error
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        n = len(material.training)
+        n = len(material.train)
         batch = max(1, min(BATCH, n // 4))
         max_epochs = SMALL_MAX_EPOCHS if max(self.patches.shape[1:]) <= SMALL else MAX_EPOCHS
         steps = max(MIN_STEPS, round(min(_epochs(n), max_epochs) * -(-n // batch)))
@@ -286,7 +286,7 @@ class ImageClassification(Classification):
         rows, columns = c["shape"][1:] if self.settings.model == "cnn" else c["grid"]
         return int(rows * columns)
 
-    def build(self, seed: int) -> nn.Module:
+    def build_model(self, seed: int) -> nn.Module:
         c = self.model_config
         if self.settings.model == "cnn":
             return ConvolutionalNetwork(ConvolutionalConfig(**{**c, "shape": tuple(c["shape"])}), seed)
@@ -298,7 +298,7 @@ class ImageClassification(Classification):
             pixels = augment_each(pixels, self.settings, (moment.random(row) for row in range(len(pixels))))
         return Batch({"image": Stream(features=self.patches.encode(pixels))}, {"loss": labels})
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         # Label smoothing in training only.
@@ -308,7 +308,7 @@ class ImageClassification(Classification):
 
     def baseline(self, material: PreparedData) -> Baseline | None:
         """Return the accuracy of a support-vector machine on the pixels, on the same split."""
-        train, val = material.training, material.validation
+        train, val = material.train, material.validation
         assert isinstance(train, ImageSamples)
         assert isinstance(val, ImageSamples)
         if (found := svm_accuracy(train.pixels, train.labels, val.pixels, val.labels)) is None:
@@ -404,7 +404,7 @@ class ImageClassification(Classification):
 
     # The run.
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
+    def save_assets(self, folder: Path) -> dict[str, Any]:
         assert self.image_format is not None
         self.patches.save(folder / "tokenizer.json")
         return {
@@ -413,7 +413,7 @@ class ImageClassification(Classification):
             "tokenizer": self.patches.fingerprint(),
         }
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
         self._patches = Patches.load(folder / "tokenizer.json")
         if self._patches.fingerprint() != kept.get("tokenizer"):
             raise UserError(f"{folder / 'tokenizer.json'}: is not the tokenizer that the run was trained with")

@@ -29,7 +29,6 @@ from tokenloom.models.image_gpt import ClassifierFreeGuidance, ImageGPT, ImageGP
 from tokenloom.models.protocols import StepModel
 from tokenloom.plotting.image_grid import MAX_IMAGES, draw_sheet
 from tokenloom.plotting.style import place_of
-from tokenloom.runs.folder import load
 from tokenloom.tasks._image_tokens import (
     ImageTokenizer,
     TokenizedImages,
@@ -41,16 +40,16 @@ from tokenloom.tasks._image_tokens import (
     save_tokenizer,
 )
 from tokenloom.tasks._images import ImageInput
+from tokenloom.tasks._legacy import Example, PreparedData, Prerequisite, Show, Task
 from tokenloom.tasks._paths import every_path
 from tokenloom.tasks._settings import TransformerParts
-from tokenloom.tasks.base import Example, PreparedData, Prerequisite, Show, Task
 from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
 from tokenloom.tokenizers.vq import VQTokenizer
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
-from tokenloom.utils.names import counted, did_you_mean, some, with_article
+from tokenloom.utils.names import counted, did_you_mean, some
 
 PREREQUISITE = "tokenizer"
 # Tokens per step, about, so that a step over pixels costs about as much as a step over codes.
@@ -155,18 +154,16 @@ class ImageGeneration(Task):
 
     # The tokenizer, trained before or taken from a run.
 
-    def prerequisites(self) -> Mapping[str, Prerequisite]:
+    def prerequisites(self) -> Sequence[Prerequisite]:
         s: ImageGenerationSettings = self.settings
-        if s.image_tokenizer != "vq" or self._tokenizer is not None:
-            return {}
+        if s.image_tokenizer == "palette" or self._tokenizer is not None:
+            return ()
+        if s.image_tokenizer != "vq":
+            return [Prerequisite("tokenizer", ImageTokenizerTask.name, self._use_tokenizer_of, run=s.image_tokenizer)]
         settings = {one.name: getattr(s, one.name) for one in fields(ImageInput)} | s.tokenizer_sizes()
         if s.tokenizer_steps is not None:
             settings["steps"] = s.tokenizer_steps
-        return {PREREQUISITE: Prerequisite(ImageTokenizerTask.name, settings)}
-
-    def take_prerequisite(self, name: str, trained: Task) -> None:
-        assert isinstance(trained, ImageTokenizerTask)
-        self._use_tokenizer_of(trained)
+        return [Prerequisite(PREREQUISITE, ImageTokenizerTask.name, self._use_tokenizer_of, settings)]
 
     def _use_tokenizer_of(self, task: ImageTokenizerTask) -> None:
         """Take over the tokenizer of a run, and the image format that it was trained with.
@@ -195,14 +192,6 @@ class ImageGeneration(Task):
     def prepare(self, data: str | None) -> PreparedData:
         assert data is not None
         s: ImageGenerationSettings = self.settings
-        if self._tokenizer is None and s.image_tokenizer not in ("vq", "palette"):
-            trained = load(s.image_tokenizer)
-            if not isinstance(trained, ImageTokenizerTask):
-                raise UserError(
-                    f"{flag('image_tokenizer')} {s.image_tokenizer}: is {with_article(trained.name)} run; an"
-                    " image-tokenizer run is needed"
-                )
-            self._use_tokenizer_of(trained)
         parts = s.split(s.read(data, self.image_format if self.model_config or self.image_format.size else None))
         self.image_format = parts.train.image_format
         if self._tokenizer is None:
@@ -224,7 +213,7 @@ class ImageGeneration(Task):
                 **s.parts(ImageGPTConfig),
             ).as_dict()
             try:
-                self.build(0)
+                self.build_model(0)
             except ValueError as error:
                 raise UserError(str(error)) from error
         copies = s.augmentations_per_image or (COPIES if self.lossy else 1)
@@ -259,7 +248,7 @@ class ImageGeneration(Task):
         labels = np.array([number.get(images.classes[n], -1) if n >= 0 else -1 for n in images.labels], dtype=np.int64)
         return TokenizedImages(images.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint())
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
+    def save_assets(self, folder: Path) -> dict[str, Any]:
         save_tokenizer(self.tokenizer, folder)
         return {
             "tokenizer": self.tokenizer.fingerprint(),
@@ -267,7 +256,7 @@ class ImageGeneration(Task):
             "image_format": self.image_format.as_dict(),
         }
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
         self._tokenizer = load_tokenizer(folder, kept.get("tokenizer"))
         self.classes, self.image_format = list(kept["classes"]), ImageFormat.from_dict(kept["image_format"])
 
@@ -282,7 +271,7 @@ class ImageGeneration(Task):
         tokens = self.config.num_tokens
         batch = max(4, min(64, round(TOKENS_PER_STEP / tokens)))
         epochs = EPOCHS if self.lossy else min(EPOCHS, max(1.0, TOKENS_PER_IMAGE / tokens))
-        steps = max(MIN_STEPS, round(epochs * -(-len(material.training) // batch)))
+        steps = max(MIN_STEPS, round(epochs * -(-len(material.train) // batch)))
         return {"batch_size": batch, "steps": steps, "decay_fraction": 1.0}
 
     def derived(self) -> dict[str, Any]:
@@ -294,7 +283,7 @@ class ImageGeneration(Task):
         """Tokens per image."""
         return self.config.num_tokens
 
-    def build(self, seed: int) -> ImageGPT:
+    def build_model(self, seed: int) -> ImageGPT:
         return ImageGPT(self.config, seed)
 
     def collate(self, samples: tuple[NDArray[np.int64], NDArray[np.int64]], moment: BatchContext) -> Batch:
@@ -309,12 +298,12 @@ class ImageGeneration(Task):
         starts = torch.from_numpy(np.where(labels < 0, self.config.null_class, self.config.vocab_size + labels))
         return Batch({"tokens": Stream(ids=torch.cat((starts[:, None], tokens[:, :-1]), 1))}, {"loss": tokens})
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
 
     # Metrics.
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"].value
         bits = loss / math.log(2)
         values = math.prod(self.image_format.shape)
@@ -322,7 +311,7 @@ class ImageGeneration(Task):
 
     def _baselines(self, material: PreparedData) -> dict[str, float]:
         """Return the bits/token of count models on the same split, and the error of the tokenizer itself."""
-        train, val = material.training, material.validation
+        train, val = material.train, material.validation
         assert isinstance(train, TokenizedImages)
         assert isinstance(val, TokenizedImages)
         train_ids, val_ids = (samples.ids[:, 0].astype(np.int64) for samples in (train, val))

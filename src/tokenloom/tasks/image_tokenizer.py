@@ -24,8 +24,8 @@ from tokenloom.nn.vector_quantizer import kmeans, perplexity, sums_by
 from tokenloom.plotting.image_grid import MAX_IMAGES, draw_sheet
 from tokenloom.plotting.style import place_of
 from tokenloom.tasks._images import ImageInput
+from tokenloom.tasks._legacy import Example, PreparedData, Show, Task
 from tokenloom.tasks._paths import STEPWISE, every_path
-from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.vq import VQTokenizer, as_sequence
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
@@ -108,10 +108,10 @@ class ImageTokenizerTask(Task):
         images = self.settings.read(data, self.image_format, other_data=True)
         return ImageSamples(images.pixels, images.labels)
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
+    def save_assets(self, folder: Path) -> dict[str, Any]:
         return {"image_format": self.image_format.as_dict()}
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
         self.image_format = ImageFormat.from_dict(kept["image_format"])
 
     # Model and loss.
@@ -144,7 +144,7 @@ class ImageTokenizerTask(Task):
         """Pixels of an image."""
         return self.config.height * self.config.width
 
-    def build(self, seed: int) -> VQVAE:
+    def build_model(self, seed: int) -> VQVAE:
         model = VQVAE(self.config, seed)
         if self._init_images is not None:
             # Initialize the codebook with k-means centers of the untrained encoder's features.
@@ -168,7 +168,7 @@ class ImageTokenizerTask(Task):
         }
         return Batch({"image": Stream(features=X)}, targets)
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """Return the mean squared error over all values, and the commitment loss of each code."""
         output = model(batch)
         evaluating = not output.images.requires_grad
@@ -190,7 +190,7 @@ class ImageTokenizerTask(Task):
 
     # Metrics.
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         mse, commitment = totals["loss"].value, totals["commitment"].value
         counts = totals["codes"].samples[0].sum(0)
         return {
@@ -211,7 +211,7 @@ class ImageTokenizerTask(Task):
 
     def baseline(self, material: PreparedData) -> Baseline | None:
         """Return the error of the mean training image."""
-        train, val = (part.take(part.all())[0] / 255.0 for part in (material.training, material.validation))
+        train, val = (part.take(part.all())[0] / 255.0 for part in (material.train, material.validation))
         return Baseline("mean image", float(np.square(val - train.mean(0)).mean()), "mse")
 
     def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:

@@ -1,29 +1,20 @@
-"""Which tasks there are. A module of `tokenloom.tasks` is a task; so is a class in a file of the user's own."""
+"""Find tasks: a module of `tokenloom.tasks`, or a class in a file of the user's own."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from tokenloom.config import Options, options
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Task
+from tokenloom.tasks import task_names
+from tokenloom.tasks.base import Match, Task
 from tokenloom.training.settings import TrainingSettings
 from tokenloom.utils.imports import import_file
 from tokenloom.utils.names import did_you_mean
-
-# Modules of `tokenloom.tasks` that hold what all tasks share.
-NOT_TASKS = {"base", "registry"}
-
-
-def task_names() -> list[str]:
-    """The built-in tasks: `text_generation.py` is `text-generation`."""
-    import tokenloom.tasks
-
-    modules = (module.name for module in pkgutil.iter_modules(tokenloom.tasks.__path__))
-    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_") and name not in NOT_TASKS)
 
 
 def all_tasks() -> list[type[Task]]:
@@ -32,9 +23,9 @@ def all_tasks() -> list[type[Task]]:
 
 
 def find_task(name: str) -> type[Task]:
-    """The task of that name, or the class `Name` of the file in `path/to/file.py:Name`.
+    """Return the task of that name, or the class `Name` of the file in `path/to/file.py:Name`.
 
-    Raises UserError when there is none, naming the nearest.
+    Raise UserError when there is none, naming the nearest.
     """
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
@@ -44,7 +35,7 @@ def find_task(name: str) -> type[Task]:
             f"no task {name!r}{did_you_mean(name, task_names()) or '.'} There are {', '.join(task_names())};"
             " a task of your own is ./file.py:ClassName"
         )
-    module = importlib.import_module(f"tokenloom.tasks.{name.replace('-', '_')}")
+    module = _module(name)
     found = [
         value
         for value in vars(module).values()
@@ -55,6 +46,10 @@ def find_task(name: str) -> type[Task]:
     if fault := _fault(found[0]):
         raise ValueError(f"{module.__name__}: {found[0].__name__} {fault}")
     return found[0]
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"tokenloom.tasks.{name.replace('-', '_')}")
 
 
 def _from_file(path: Path, class_name: str) -> type[Task]:
@@ -71,13 +66,14 @@ def _from_file(path: Path, class_name: str) -> type[Task]:
 
 
 def _fault(task: type[Task]) -> str | None:
-    """What a task lacks of the contract, as the end of a sentence."""
-    for attribute in ("name", "summary", "Settings"):
+    """Return what a task lacks of the contract, as the end of a sentence; None when nothing."""
+    for attribute in ("name", "Settings"):
         if not hasattr(task, attribute):
             return f"sets no `{attribute}`"
     if inspect.isabstract(task):
-        return f"does not fill in {', '.join(sorted(task.__abstractmethods__))}"
-    if not (isinstance(task.Settings, type) and issubclass(task.Settings, Options)):
+        return f"does not define {', '.join(sorted(task.__abstractmethods__))}"
+    settings: Any = task.Settings
+    if not (isinstance(settings, type) and issubclass(settings, Options)):
         return "has `Settings` that do not inherit from tokenloom.config.Options"
     both = {option.name for option in options(task.Settings)} & {option.name for option in options(TrainingSettings)}
     if both:
@@ -85,17 +81,24 @@ def _fault(task: type[Task]) -> str | None:
     return None
 
 
-def guess_task(data: str) -> tuple[str, str]:
-    """The task that the data look like, and why. Raises UserError when none accepts them, or several do."""
-    tasks = {name: find_task(name) for name in task_names()}
+def guess_task(source: str) -> tuple[str, str]:
+    """Return the task whose data these look like, and why. Raise UserError when there is none, or more than one.
+
+    A module of a task may have a function `recognize(source)`, which returns a `Match` or None.
+    """
+    matches: dict[str, Match] = {}
+    for name in task_names():
+        recognize = getattr(_module(name), "recognize", None)
+        match = None if recognize is None else recognize(source)
+        task = find_task(name)
+        if recognize is None and (why := getattr(task, "accepts", lambda data: None)(source)) is not None:
+            match = Match(why)
+        if match is not None:
+            matches[name] = match
     for fallback in (False, True):
-        found = {
-            name: why
-            for name, task in tasks.items()
-            if task.fallback is fallback and (why := task.accepts(data)) is not None
-        }
+        found = {name: match.reason for name, match in matches.items() if match.fallback is fallback}
         if len(found) > 1:
-            raise UserError(f"{data}: may be for {' or '.join(found)}; say which with --task")
+            raise UserError(f"{source}: may be for {' or '.join(found)}; say which with --task")
         if found:
             return next(iter(found.items()))
-    raise UserError(f"{data}: no task recognizes these data; say which with --task ({', '.join(task_names())})")
+    raise UserError(f"{source}: no task recognizes these data; say which with --task ({', '.join(task_names())})")

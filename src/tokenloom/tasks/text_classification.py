@@ -25,9 +25,9 @@ from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._classification import Classification, metric_terms
+from tokenloom.tasks._legacy import Example, PreparedData, Show
 from tokenloom.tasks._settings import TRANSFORMER_NAMES, ValidationSplit, refuse_given
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
-from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.tokenizers.base import UNKNOWN
 from tokenloom.tokenizers.text import choose_tokenizer
 from tokenloom.training.batches import BatchContext
@@ -215,7 +215,7 @@ class TextClassification(Classification, TextEncoderTask):
     # The model and its loss.
 
     def recipe(self, material: PreparedData) -> dict[str, Any]:
-        n = len(material.training)
+        n = len(material.train)
         batch_size = 32 if n < SMALL_DATA else 64
         steps_per_epoch = -(-n // batch_size)
         steps = min(max(EPOCHS * steps_per_epoch, MIN_STEPS), MAX_EPOCHS * steps_per_epoch)
@@ -228,13 +228,13 @@ class TextClassification(Classification, TextEncoderTask):
         names = ("label_smoothing", "token_dropout", "ngram_features")
         return {**super().derived(), **{name: getattr(s, name) for name in names}}
 
-    def build(self, seed: int) -> nn.Module:  # type: ignore[override]
+    def build_model(self, seed: int) -> nn.Module:  # type: ignore[override]
         if self.counted:
             return NaiveBayes(**self.model_config)
         return TextClassifier(ClassifierConfig(**self.model_config), seed)
 
     def count(self, material: PreparedData) -> NaiveBayes:
-        items = [material.training.take(np.array([key]))[0] for key in material.training.all()]
+        items = [material.train.take(np.array([key]))[0] for key in material.train.all()]
         rows, labels = [row for row, _ in items], [label for _, label in items]
         add_k = 1.0 if self.settings.add_k is None else self.settings.add_k
         return NaiveBayes.count(rows, labels, **self.model_config, alpha=add_k, without=self._ignored_ids())
@@ -266,7 +266,7 @@ class TextClassification(Classification, TextEncoderTask):
         real[torch.arange(len(rows)), [len(row) for row in rows]] = False
         return Stream(ids=ids, real=real)
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         terms = {"loss": self._cross_entropy(logits, targets)}
@@ -357,11 +357,11 @@ class TextClassification(Classification, TextEncoderTask):
 
     # The run.
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
-        return {**super().save_parts(folder), "classes": self.classes}
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        return {**super().save_assets(folder), "classes": self.classes}
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        super().load_parts(folder, kept)
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
+        super().load_assets(folder, kept)
         classes = kept.get("classes")
         if not isinstance(classes, list) or len(classes) < 2 or not all(isinstance(one, str) for one in classes):
             raise UserError(f"{folder / 'config.json'}: parts has no list of classes")

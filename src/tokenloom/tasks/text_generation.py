@@ -1,249 +1,270 @@
-"""Text generation: a GPT, a recurrent network or an n-gram made of any text, sampled, measured and continued."""
+"""Train a language model on any text, generate, evaluate and score with it."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from tokenloom.data.documents import TextData
-from tokenloom.data.pretokenized.shards import PretokenizedCorpus, open_pretokenized
-from tokenloom.data.report import DataReport, data_report
+from tokenloom.config import flatten, option
 from tokenloom.data.samples import Run, Samples, TextWindows, fingerprint_of
-from tokenloom.data.split import split
-from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
-from tokenloom.evaluation.baselines.ngram import ngram_baseline
+from tokenloom.evaluation.comparison import PerSampleLoss
 from tokenloom.evaluation.perplexity import (
     BITS_PER_BYTE,
-    RUNNING,
-    MeasuringOptions,
-    blocks,
-    checked_window,
+    SLIDING,
+    bits_per_block,
+    block_sums,
+    check_context,
     documents_of,
-    lines_of,
-    metrics_of,
-    totals_of,
 )
 from tokenloom.models.batch import IGNORE, Batch, Stream
-from tokenloom.models.protocols import StepModel
-from tokenloom.tasks._lm_families.table import MODELS, family_of, refuse_idle
-from tokenloom.tasks._paths import every_path
-from tokenloom.tasks._pretokenized import kept_baseline, refuse_inert, report_of, tokenizer_of
+from tokenloom.nn.modules import eval_mode
+from tokenloom.tasks._lm_families import FAMILIES, ModelFamily, smoothing_of
+from tokenloom.tasks._settings import TextSource, TextTokenization, TransformerSizes, ValidationSplit
+from tokenloom.tasks._text_corpus import open_corpus, read_ids
 from tokenloom.tasks._text_decoder import TextDecoderTask
-from tokenloom.tasks._text_generation_settings import TextGenerationSettings
-from tokenloom.tasks.base import Example, PerSampleLoss, PreparedData
+from tokenloom.tasks.base import NO_SAMPLES, EvaluateOptions, Match, PreparedData, Show, action
 from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer
-from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
+from tokenloom.tokenizers.text import load_tokenizer
 from tokenloom.training.batches import BatchContext
-from tokenloom.training.events import Baseline
 from tokenloom.training.loop import evaluate
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
+from tokenloom.training.metrics import Metric, compute_metrics
 
-# What the equality kit cannot ask of all kinds of models.
-NO_STEPS = "it is counted in one pass, not trained in steps"
-COUNTED = {
-    "fused = explicit": "it has no attention",
-    "compiled = eager": "there is nothing to compile in tables",
-    **dict.fromkeys(("accumulated = whole", "2 processes = 1", "resumed = straight"), NO_STEPS),
-}
-RECURRENT = {"fused = explicit": "it has no attention"}
-AS_LSTM = dict.fromkeys(("compiled = eager", "2 processes = 1"), "shared with lstm, but for the cell: held there")
-# A sketch without data assumes about as many different characters as an English text has.
-SKETCH_VOCAB = 96
-# A text that is passed over so often in fewer than so many steps is a short one.
-MOST_EPOCHS, SHORT = 15, 500
+# Vocabulary size and text length that are assumed for sizes without data: about the characters of an English text.
+VOCAB_SIZE_WITHOUT_DATA, TOKENS_WITHOUT_DATA = 96, 1 << 40
+# A text of which so many epochs take fewer steps than SHORT is short.
+MAX_EPOCHS, SHORT = 15, 500
+
+GPT_ONLY = {"model": "gpt"}
+RNN_ONLY = {"model": ("rnn", "lstm", "gru")}
+NGRAM_ONLY = {"model": ("unigram", "bigram", "ngram")}
+SIZED = {"model": ("gpt", "rnn", "lstm", "gru")}
+
+
+@dataclass(frozen=True)
+class TextGenerationSettings(TextTokenization, TextSource, ValidationSplit, TransformerSizes):
+    """How the text is read and tokenized, and the sizes of the model; None is derived."""
+
+    group: ClassVar[str] = "Model"
+
+    model: Literal["gpt", "unigram", "bigram", "ngram", "rnn", "lstm", "gru"] = option(
+        "gpt",
+        "gpt: decoder-only transformer; unigram: bag of words; bigram: each token from the one before it;"
+        " ngram: each token from the ones before it; rnn: Elman network; lstm: long short-term memory;"
+        " gru: gated recurrent units",
+    )
+    size: Literal["nano", "tiny", "small", "medium", "large"] = option(
+        "small", "size of the model; sets the sizes that are not given", only=SIZED
+    )
+    preset: Literal["modern", "classic"] = option(
+        "modern",
+        "modern: rotary positions, RMSNorm, ReLU²; classic: learned positions, LayerNorm, GELU",
+        only=GPT_ONLY,
+    )
+    context: int | None = option(None, "context length in tokens", low=1)
+    width: int | None = option(None, "features per token", low=1, only=SIZED)
+    depth: int | None = option(None, "number of layers", low=1, only=SIZED)
+    heads: int | None = option(None, "attention heads per layer", low=1, only=GPT_ONLY)
+    kv_heads: int | None = option(None, "key–value heads per layer [default: as many as heads]", low=1, only=GPT_ONLY)
+    sliding_window: int | None = option(
+        None,
+        "attend to this many tokens only; generates texts of any length in constant memory",
+        low=1,
+        only={**GPT_ONLY, "preset": "modern"},
+    )
+    dropout: float | None = option(None, "fraction of activations set to zero in training", low=0, below=1, only=SIZED)
+    burn_in: int | None = option(
+        None, "burn-in tokens read without gradients before each training window", low=0, only=RNN_ONLY
+    )
+    ngram_order: int | None = option(
+        None, "tokens of the longest n-gram [default: 6]", low=1, high=64, only={"model": "ngram"}
+    )
+    ngram_smoothing: Literal["kneser-ney", "modified-kneser-ney", "add-k", "jelinek-mercer"] | None = option(
+        None, "smoothing of counts [default: kneser-ney; add-k for unigram and bigram]", only=NGRAM_ONLY
+    )
+    add_k: float | None = option(
+        None,
+        "number that add-k smoothing adds to each count [default: 1]",
+        above=0,
+        only={**NGRAM_ONLY, "ngram_smoothing": "add-k"},
+    )
+    separate_documents: bool | None = option(
+        None, "separate documents by an end token [default: where there are several documents]", group="Data"
+    )
+
+    def check(self) -> None:
+        """Refuse `add_k` where the smoothing that the model has by default does not use it."""
+        super().check()
+        if self.add_k is not None and smoothing_of(self) != "add-k":
+            raise UserError(f"--add-k has no effect with --ngram-smoothing {smoothing_of(self)}: leave it out")
+
+
+@dataclass(frozen=True)
+class TextEvaluateOptions(EvaluateOptions):
+    """On what, and with how much context, a text model is evaluated."""
+
+    context: str | None = option(
+        None,
+        "sliding: each token from all the context that the model can use; N: in separate windows of N tokens"
+        " [default: windows as in training]",
+    )
+
+
+def recognize(source: str) -> Match | None:
+    """Match any data as text that no other task recognizes."""
+    return Match("text", fallback=True)
+
+
+def _bits_per_byte(task: Any, sums: Any) -> float:
+    """Return NaN where words are unknown to the tokenizer: what they were is not predicted."""
+    unknown, num_bytes = sums.get(UNKNOWN), sums["bytes"].total
+    if (unknown is not None and unknown.total) or not num_bytes:
+        return math.nan
+    return float(sums["loss"].total / math.log(2) / num_bytes)
 
 
 class TextGeneration(TextDecoderTask):
-    """Predict the next token of a text."""
+    """Train a GPT, a recurrent network or an n-gram on any text; generate, evaluate and score with it."""
 
     name = "text-generation"
-    fallback = True
-    summary = "train a GPT, a recurrent network or an n-gram on any text; generate, evaluate and score with it"
     Settings = TextGenerationSettings
-    measuring = MeasuringOptions
-    models: ClassVar[Mapping[str, str]] = MODELS
+    metrics = (
+        Metric("loss", "nats/token", "lower"),
+        Metric("loss_ci95", kind="ci95", of="loss", compute=lambda task, sums: sums["loss"].interval()),
+        Metric("bits_per_token", compute=lambda task, sums: sums["loss"].value / math.log(2)),
+        Metric("perplexity", compute=lambda task, sums: math.exp(min(sums["loss"].value, 700.0))),
+        Metric(
+            "bits_per_byte",
+            compute=_bits_per_byte,
+            per_sample=lambda task, context: task.bits_per_sample(context),
+        ),
+        Metric("num_targets", "tokens", kind="count", compute=lambda task, sums: sums["loss"].count),
+        Metric("context", "tokens", kind="count", compute=lambda task, sums: float(task.eval_context)),
+        Metric(
+            "unk_rate",
+            kind="percent",
+            label="unknown words",
+            compute=lambda task, sums: sums[UNKNOWN].value if UNKNOWN in sums and sums[UNKNOWN].total else None,
+        ),
+    )
 
-    def __init__(self, settings: TextGenerationSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: TextGenerationSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self._tokenizer: TextTokenizer | None = None
-        self.kind = family_of(self.settings.model)
-        self._texts: tuple[TextData, TextData] | None = None
-        self._tokenized: PretokenizedCorpus | None = None
-        self._lengths: torch.Tensor | None = None
-        self._note_context = ""
-        self._window: float | None = None
-        self.settings.check()
-        refuse_idle(self.settings, self.settings.model)
-        self.kind.check(self.settings)
-
-    # Data.
-
-    @classmethod
-    def accepts(cls, data: str) -> str | None:
-        return "text"
+        self._byte_lengths: Tensor | None = None
+        self._note = ""
+        # Context of the evaluation in progress where it is not that of training; infinite for sliding context.
+        self._eval_context: float | None = None
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """Between text and ids. Raises UserError before there is one."""
         if self._tokenizer is None:
             raise UserError("there is no tokenizer yet: train on a text, or load a run")
         return self._tokenizer
 
-    def as_read(self, text: str) -> str:
-        return super().as_read(text) if self.settings.newlines == "fold" else text
-
-    def _read(self, source: str) -> TextData:
-        s: TextGenerationSettings = self.settings
-        return read_text(source, encoding=s.encoding, newlines=s.newlines, column=s.column)
-
-    def prepare(self, data: str | None) -> PreparedData:
-        s: TextGenerationSettings = self.settings
-        assert data is not None
-        if data == "-" and self._tokenizer is not None and sys.stdin.isatty():
-            raise UserError("the run was trained on standard input: pipe the same text in again")
-        self._tokenized = None if data == "-" else open_pretokenized(data)
-        if self._tokenized is not None:
-            return self._prepare_tokenized(data, self._tokenized)
-        text = self._read(data)
-        parts = split(text, s.val_fraction, validation=None if s.validation is None else self._read(s.validation))
-        self._texts = (parts.train, parts.validation)
-        if self._tokenizer is None:
-            self._tokenizer = self._make_tokenizer(parts.train, parts.validation)
-        ids, held = self.encode_documents(parts.train), self.encode_documents(parts.validation)
-        extra = self._settled(data, len(ids), len(held))
-        report = data_report(parts, extra)
-        return self._material(ids, held, report)
-
-    def _prepare_tokenized(self, data: str, tokenized: PretokenizedCorpus) -> PreparedData:
-        """The parts of a folder of shards, whose tokenizer, borders and split hold; only --validation replaces one."""
-        s: TextGenerationSettings = self.settings
-        refuse_inert(s, tokenized)
-        self.settings = replace(s, newlines=tokenized.content["newlines"])
-        self._tokenizer = tokenizer_of(tokenized, self._tokenizer)
-        ids: Run = tokenized.ids("training")
-        held = tokenized.ids("validation") if s.validation is None else self._ids_of(s.validation)
-        extra = self._settled(data, len(ids), len(held))
-        if isinstance(reason := kept_baseline(tokenized), str):
-            extra["baseline"] = f"no n-gram, since {reason}"
-        if s.validation is not None:
-            extra["validated"] = f"on {s.validation} instead of the validation part"
-        return self._material(ids, held, report_of(tokenized, extra))
-
-    def _ids_of(self, data: str) -> NDArray[Any] | Run:
-        """All the ids of some data."""
-        tokenized = None if data == "-" else open_pretokenized(data)
-        if tokenized is None:
-            return self.encode_documents(self._read(data))
-        self._tokenizer = tokenizer_of(tokenized, self._tokenizer)
-        return tokenized.all_ids()
-
-    def _material(self, ids: NDArray[Any] | Run, held: NDArray[Any] | Run, report: DataReport) -> PreparedData:
-        context = self.model_config["context"]
-        training = TextWindows(ids, context, self.kind.lead(self.model_config))
-        return PreparedData(training, TextWindows(held, context), report.lines(), report.as_dict())
-
-    def _settled(self, data: str, tokens: int, held: int) -> dict[str, str]:
-        """Settle the sizes; returns what the report should say beside the counts of the text."""
-        self._settle(tokens, self.tokenizer.vocab_size)
-        if min(tokens, held) < 2:
-            raise UserError(f"{data}: {tokens} tokens to train and {held} to validate are too few")
-        extra = {
-            "tokens": f"{tokens:,} to train, {held:,} to validate; {self.tokenizer.vocab_size:,} different ids",
-            "tokenizer": ": ".join(filter(None, (self.tokenizer.kind, self.tokenizer.reason))),
-        }
-        if self._note_context:
-            extra["context"] = self._note_context
-        if self.tokenizer.notes:
-            extra["note"] = " ".join(self.tokenizer.notes)
-        return extra
-
-    def _make_tokenizer(self, training: TextData, validation: TextData) -> TextTokenizer:
-        """What is learned is learned from the training part; only which characters there are is taken from both."""
-        s: TextGenerationSettings = self.settings
-        borders = s.borders
-        if borders is None:
-            borders = training.documented and len(training.documents) > 1
-        return choose_tokenizer(
-            [document.text for document in training.documents],
-            s.tokenizer,
-            s.vocab_size,
-            specials=(END,) if borders else (),
-            alphabet=[document.text for document in validation.documents],
-        )
-
-    def load_samples(self, data: str) -> TextWindows:
-        ids = self._ids_of(data)
-        if len(ids) < 2:
-            raise UserError(f"{data}: {len(ids)} tokens are too few to measure on")
-        return TextWindows(ids, self.model_config["context"])
-
-    # Sizes.
-
-    def _settle(self, tokens: int, vocab_size: int) -> None:
-        """Decide every size that was not given, from the dial and the amount of text."""
-        s: TextGenerationSettings = self.settings
-        if self.model_config:
-            return
-        settled = self.kind.settle(s, tokens, vocab_size)
-        self.model_config = {"kind": s.model, **settled.config}
-        self.settings, self._note_context = replace(s, **settled.settings), settled.note
-
-    def sketch(self) -> None:
-        self._settle(1 << 40, self.settings.vocab_size or SKETCH_VOCAB)
-
-    def derived(self) -> dict[str, Any]:
-        return {name: self.model_config[name] for name in self.kind.shown if name in self.model_config}
-
-    def recipe(self, material: PreparedData | None = None) -> dict[str, Any]:
-        recipe = self.kind.recipe(self.settings)
-        if material is None or "steps" in recipe:
-            return recipe
-        steps = MOST_EPOCHS * -(-len(material.training) // recipe["batch_size"])
-        # A short text is soon known by heart: then the passes over it are the measure, and not the minutes.
-        return {**recipe, "steps": steps} if steps < SHORT else recipe
-
-    # Model, loss and metrics.
+    @property
+    def family(self) -> ModelFamily:
+        """The family of the model."""
+        return FAMILIES[self.settings.model]
 
     @property
-    def counted(self) -> bool:
-        return self.kind.counted
+    def eval_context(self) -> float:
+        """The number of tokens that a prediction sees in evaluation; infinite with sliding context."""
+        return self.model_config["context"] if self._eval_context is None else self._eval_context
 
-    def count(self, material: PreparedData) -> nn.Module:
-        ids = cast(TextWindows, material.training).ids
+    def normalize(self, text: str) -> str:
+        return super().normalize(text) if self.settings.normalize_newlines else text
+
+    # Data and sizes.
+
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
+        if source is None:
+            self._resolve_sizes(TOKENS_WITHOUT_DATA, self.settings.vocab_size or VOCAB_SIZE_WITHOUT_DATA)
+            return self._prepared(NO_SAMPLES, NO_SAMPLES)
+        if for_evaluation:
+            ids = read_ids(source, self.settings, self.tokenizer)
+            if len(ids) < 2:
+                raise UserError(f"{source}: {len(ids)} tokens are too few to evaluate on")
+            return PreparedData(NO_SAMPLES, TextWindows(ids, self.model_config["context"]))
+        corpus = open_corpus(source, self.settings, self._tokenizer)
+        self._tokenizer = corpus.tokenizer
+        self.settings = replace(self.settings, normalize_newlines=corpus.normalize_newlines)
+        num_train, num_val, vocab_size = len(corpus.train), len(corpus.validation), corpus.tokenizer.vocab_size
+        self._resolve_sizes(num_train, vocab_size)
+        if min(num_train, num_val) < 2:
+            raise UserError(f"{source}: {num_train} tokens to train and {num_val} to validate are too few")
+        context = self.model_config["context"]
+        train = TextWindows(corpus.train, context, self.family.burn_in(self.model_config))
+        extra = {
+            "tokens": f"{num_train:,} to train, {num_val:,} to validate; vocabulary size {vocab_size:,}",
+            "tokenizer": ": ".join(filter(None, (corpus.tokenizer.kind, corpus.tokenizer.reason))),
+            "context": self._note,
+            "note": " ".join(corpus.tokenizer.notes),
+        }
+        report = corpus.report({label: text for label, text in extra.items() if text})
+        prepared = self._prepared(train, TextWindows(corpus.validation, context))
+        if self.family.fitted:
+            return replace(prepared, report=report, fit=lambda: self._fit(corpus.train))
+        return replace(prepared, report=report, baseline=corpus.baseline)
+
+    def _resolve_sizes(self, num_tokens: int, vocab_size: int) -> None:
+        if not self.model_config:
+            sizes = self.family.resolve(self.settings, num_tokens, vocab_size)
+            self.model_config = {"kind": self.settings.model, **sizes.config}
+            self.settings, self._note = replace(self.settings, **sizes.settings), sizes.note
+
+    def _prepared(self, train: Samples, validation: Samples) -> PreparedData:
+        recipe = self.family.recipe(self.settings)
+        if len(train) and "steps" not in recipe and not self.family.fitted:
+            # On a short text the number of epochs is limited, and not the time.
+            steps = MAX_EPOCHS * -(-len(train) // recipe["batch_size"])
+            recipe = {**recipe, "steps": steps} if steps < SHORT else recipe
+        shown = {name: self.model_config[name] for name in self.family.shown if name in self.model_config}
+        context = int(self.model_config["context"])
+        return PreparedData(train, validation, recipe=recipe, auto_settings=shown, sequence_length=context)
+
+    def _fit(self, ids: NDArray[Any] | Run) -> nn.Module:
         whole = ids if isinstance(ids, np.ndarray) else ids[np.arange(len(ids))]
-        return self.kind.count(self.model_config, whole, self.tokenizer.specials.get(END))
+        return self.family.fit(self.model_config, whole, self.tokenizer.specials.get(END))
 
-    def build(self, seed: int) -> nn.Module:
-        # Runs of the first version do not name the kind.
-        return self.kind.build({name: value for name, value in self.model_config.items() if name != "kind"}, seed)
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        self.tokenizer.save(folder / "tokenizer.json")
+        return {"tokenizer": self.tokenizer.fingerprint()}
 
-    def collate(self, samples: NDArray[np.int64], moment: BatchContext) -> Batch:
-        rows = torch.from_numpy(samples)
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
+        self._tokenizer = load_tokenizer(folder / "tokenizer.json", saved.get("tokenizer"))
+
+    # Model and loss.
+
+    def build_model(self, seed: int) -> nn.Module:
+        return self.family.build({name: size for name, size in self.model_config.items() if name != "kind"}, seed)
+
+    def collate(self, samples: NDArray[np.int64], context: BatchContext) -> Batch:
+        rows = torch.from_numpy(samples)  # (B, burn-in + N + 1)
         ids, targets = rows[:, :-1], rows[:, 1:]
         if bool((targets < 0).any()):
-            # Past the end of the text. Padding stands at the end only, where causality hides it from all that counts.
+            # Past the end of the text. Padding is at the end only, where causal models do not see it.
             ids, targets = ids.clamp(min=0), targets.masked_fill(targets < 0, IGNORE)
-        stream = self._stream_of(ids)
-        lead = self.kind.lead(self.model_config) if moment.training else 0
-        if not lead:
+        stream = self._documents_apart(ids)
+        burn_in = self.family.burn_in(self.model_config) if context.training else 0
+        if not burn_in:
             return Batch({"text": stream}, {"loss": targets})
         before, text = (
             Stream(ids=ids[:, part], segments=None if stream.segments is None else stream.segments[:, part])
-            for part in (slice(0, lead), slice(lead, None))
+            for part in (slice(0, burn_in), slice(burn_in, None))
         )
-        return Batch({"text": text, "before": before}, {"loss": targets[:, lead:]})
+        return Batch({"text": text, "before": before}, {"loss": targets[:, burn_in:]})
 
-    def _stream_of(self, ids: torch.Tensor) -> Stream:
+    def _documents_apart(self, ids: Tensor) -> Stream:
+        """Return a stream in which the documents of a row do not see each other."""
         stream = Stream(ids=ids)
         end = self.tokenizer.specials.get(END)
         if end is not None and bool((ids[:, 1:] == end).any()):
@@ -251,27 +272,28 @@ class TextGeneration(TextDecoderTask):
             stream.positions = stream.depths()
         return stream
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
-        terms = {"loss": self.kind.term(model, batch)}
+        terms = {"loss": self.family.loss_term(model, batch)}
         counted = targets != IGNORE
-        size = self._byte_lengths(targets.device)[targets.clamp(min=0)] * counted
-        terms["bytes"] = LossTerm(size.sum(1), counted.sum(1), weight=0.0)
+        sizes = self._lengths(targets.device)[targets.clamp(min=0)] * counted
+        terms["bytes"] = LossTerm(sizes.sum(1), counted.sum(1), weight=0.0)
         unknown = self.tokenizer.specials.get(UNKNOWN)
         if unknown is not None:
-            terms["unknown"] = LossTerm((targets == unknown).sum(1), counted.sum(1), weight=0.0)
+            terms[UNKNOWN] = LossTerm((targets == unknown).sum(1), counted.sum(1), weight=0.0)
         return terms
 
-    def _byte_lengths(self, device: torch.device) -> torch.Tensor:
-        if self._lengths is None or self._lengths.device != device:
-            self._lengths = torch.from_numpy(self.tokenizer.byte_lengths()).to(device)
-        return self._lengths
+    def _lengths(self, device: torch.device) -> Tensor:
+        """Return the bytes of each id, (vocab_size,)."""
+        if self._byte_lengths is None or self._byte_lengths.device != device:
+            self._byte_lengths = torch.from_numpy(self.tokenizer.byte_lengths()).to(device)
+        return self._byte_lengths
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        return metrics_of(totals, self.model_config["context"] if self._window is None else self._window)
+    # Evaluation.
 
-    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        return lines_of(metrics)
+    @action(TextEvaluateOptions)
+    def _evaluate(self, options: TextEvaluateOptions, show: Show) -> dict[str, Any]:
+        return self.evaluate(**flatten(options))
 
     def evaluate(
         self,
@@ -280,102 +302,59 @@ class TextGeneration(TextDecoderTask):
         batch_size: int = 64,
         samples: Samples | None = None,
         context: str | int | None = None,
-    ) -> dict[str, float]:
-        """See `Task.evaluate`. context: how much of the text before it each token is predicted from; see
-        `MeasuringOptions`."""
+    ) -> dict[str, Any]:
+        """See `Task.evaluate`. context: see `TextEvaluateOptions`; not with samples, which have one."""
         if context is None:
             return super().evaluate(data, batch_size=batch_size, samples=samples)
         if samples is not None:
-            raise UserError("samples say by themselves what is before a token: leave out the context")
-        window = checked_window(context, self.kind.largest(self.model_config))
-        held = self.prepare(self.source).validation if data is None else self.load_samples(data)
-        ids = cast(TextWindows, held).ids
-        self._window = math.inf if window is None else window
+            raise UserError("samples have a context already: leave out the context")
+        window = check_context(context, self.family.max_context(self.model_config))
+        ids = self._validation_ids(data)
+        self._eval_context = math.inf if window is None else window
         try:
             if window is not None:
                 return super().evaluate(batch_size=batch_size, samples=TextWindows(ids, window))
-            return self.metrics(self._running_totals(ids))
+            return compute_metrics(self, self._sliding_sums(ids))
         finally:
-            self._window = None
+            self._eval_context = None
 
-    def running(self, ids: NDArray[Any] | Run) -> torch.Tensor:
-        """(N − 1,) nats of every token of a run but the first, with all the context of its document that the model can
-        use: see "Measured with running context" in ARCHITECTURE.md."""
-        with self.ready() as model, torch.no_grad():
-            parts = documents_of(ids, self.tokenizer.specials.get(END))
-            return torch.cat([self.kind.running(model, part) for part in parts])
+    def _validation_ids(self, data: str | None = None) -> NDArray[Any] | Run:
+        prepared = self.load(self._source) if data is None else self.load(data, for_evaluation=True)
+        return cast(TextWindows, prepared.validation).ids
 
-    def measured(self, context: str | None = None) -> PerSampleLoss:
-        """Bits per byte: with running context, in blocks of text that are the same for every tokenizer, or in separate
-        windows of so many tokens."""
-        ids = cast(TextWindows, self.prepare(self.source).validation).ids
-        window = checked_window(RUNNING if context is None else context, self.kind.largest(self.model_config))
+    def sliding_nats(self, ids: NDArray[Any] | Run) -> Tensor:
+        """Return (N − 1,) nats of every token of a run but the first, each from all the context that the model can use.
+
+        Documents are separate. See "Sliding context" in ARCHITECTURE.md.
+        """
+        with eval_mode(self.model) as model, torch.no_grad():
+            documents = documents_of(ids, self.tokenizer.specials.get(END))
+            return torch.cat([self.family.sliding_nats(model, document) for document in documents])
+
+    def _sliding_sums(self, ids: NDArray[Any] | Run) -> dict[str, MetricSum]:
+        targets = torch.from_numpy(ids[np.arange(1, len(ids))].astype(np.int64))
+        values = {"loss": self.sliding_nats(ids), "bytes": self._lengths(targets.device)[targets]}
+        if UNKNOWN in self.tokenizer.specials:
+            values[UNKNOWN] = targets == self.tokenizer.specials[UNKNOWN]
+        return {name: block_sums(value, self.model_config["context"]) for name, value in values.items()}
+
+    def bits_per_sample(self, context: str | None = None) -> PerSampleLoss:
+        """Return bits per byte on which runs are compared.
+
+        With sliding context (None), in blocks of text that are the same for every tokenizer; or in separate windows of
+        so many tokens.
+        """
+        window = check_context(SLIDING if context is None else context, self.family.max_context(self.model_config))
+        ids = self._validation_ids()
         unknown = self.tokenizer.specials.get(UNKNOWN)
         whole = ids[np.arange(len(ids))].astype(np.int64)
         if unknown is not None and bool((whole == unknown).any()):
-            raise UserError("the tokenizer does not know some words of the validation text: they have no price in bits")
+            raise UserError("the tokenizer does not know some words of the validation text: they have no loss in bits")
         if window is None:
-            sizes = self.tokenizer.byte_lengths()[whole]
-            text = fingerprint_of(self.tokenizer.decode(whole))
-            return blocks(self.running(ids), torch.from_numpy(sizes), text)
+            sizes = torch.from_numpy(self.tokenizer.byte_lengths()[whole])
+            return bits_per_block(self.sliding_nats(ids), sizes, fingerprint_of(self.tokenizer.decode(whole)))
         samples = TextWindows(ids, window)
-        totals = evaluate(self, self.model, samples)
+        sums = evaluate(self, self.model, samples)
         content = fingerprint_of((samples.fingerprint(), self.tokenizer.fingerprint()))
-        bits = totals["loss"].samples[0] / math.log(2)
-        return PerSampleLoss(bits, totals["bytes"].samples[0], BITS_PER_BYTE, content)
-
-    def _running_totals(self, ids: NDArray[Any] | Run) -> dict[str, MetricSum]:
-        targets = torch.from_numpy(ids[np.arange(1, len(ids))].astype(np.int64))
-        values = {"loss": self.running(ids), "bytes": self._byte_lengths(targets.device)[targets]}
-        if UNKNOWN in self.tokenizer.specials:
-            values["unknown"] = targets == self.tokenizer.specials[UNKNOWN]
-        return {name: totals_of(value, self.model_config["context"]) for name, value in values.items()}
-
-    def baseline(self, material: PreparedData) -> Baseline | None:
-        """An n-gram over characters, asked for the same text. None where the model is not asked for unknown words, and
-        where it is itself of the simple kind."""
-        if self.counted:
-            return None
-        if self._tokenized is not None:
-            kept = kept_baseline(self._tokenized) if self.settings.validation is None else ""
-            return None if isinstance(kept, str) else kept
-        held = cast(NDArray[Any], cast(TextWindows, material.validation).ids)
-        specials = self.tokenizer.specials
-        if self._texts is None or (UNKNOWN in specials and bool((held == specials[UNKNOWN]).any())):
-            return None
-        # The first token is given to the model: it is an end token, or the first characters of the text.
-        skip = len(self.tokenizer.decode(held[:1]))
-        return ngram_baseline(*self._texts, targets=len(held) - 1, skip=skip)
-
-    # The run.
-
-    def save_parts(self, folder: Path) -> dict[str, Any]:
-        self.tokenizer.save(folder / "tokenizer.json")
-        return {"tokenizer": self.tokenizer.fingerprint()}
-
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(kept.get("tokenizer")))
-
-    # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = every_path()
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        text = folder / "rhyme.txt"
-        text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12, "utf-8")
-        recurrent = {"context": 16, "width": 16, "batch_size": 4}
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch_size": 4}
-        return {
-            "modern": Example(str(text), tiny),
-            "classic": Example(str(text), {**tiny, "preset": "classic"}),
-            "window": Example(str(text), {**tiny, "window": 8, "kv_heads": 1}),
-            "ngram": Example(str(text), {"model": "ngram", "order": 3, "context": 16}, COUNTED),
-            "bigram": Example(str(text), {"model": "bigram", "context": 16}, COUNTED),
-            "rnn": Example(str(text), {**recurrent, "model": "rnn"}, {**RECURRENT, **AS_LSTM}),
-            "lstm": Example(str(text), {**recurrent, "model": "lstm", "depth": 2}, RECURRENT),
-            "gru": Example(str(text), {**recurrent, "model": "gru", "burn_in": 0}, {**RECURRENT, **AS_LSTM}),
-        }
-
-    def decoder(self, batch: Batch) -> StepModel:
-        return self._steps(self.model)
+        bits = sums["loss"].samples[0] / math.log(2)
+        return PerSampleLoss(bits, sums["bytes"].samples[0], BITS_PER_BYTE, content)

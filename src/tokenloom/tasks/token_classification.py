@@ -42,9 +42,9 @@ from tokenloom.evaluation.tagging import (
 )
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.plotting.tables import plain_table
+from tokenloom.tasks._legacy import Example, PreparedData, Show
 from tokenloom.tasks._settings import ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
-from tokenloom.tasks.base import Example, PreparedData, Show
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
@@ -197,7 +197,7 @@ class TokenClassification(TextEncoderTask):
             {"loss": self.targets([targets for _, targets in samples])},
         )
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         targets = batch.targets["loss"]
         logits = model(batch)
         terms = {"loss": cross_entropy_term(logits, targets)}
@@ -226,7 +226,7 @@ class TokenClassification(TextEncoderTask):
         """Return the labels, then the parts of labels such as "comma|lower": the names, and the index of each label."""
         return [(self.classes, list(range(len(self.classes)))), *label_parts(self.classes)]
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         """Return the loss in nats/word, the accuracy, and macro F1 over the labels that occur or are predicted; then
         precision, recall, F1 and support per label, per part of a label, and of whole spans."""
         loss = totals["loss"]
@@ -298,7 +298,7 @@ class TokenClassification(TextEncoderTask):
             terms |= self._count_terms(torch.from_numpy(targets)[None], torch.from_numpy(p.argmax(1))[None])
             for name, term in terms.items():
                 totals.setdefault(name, MetricSum(term.weight)).update(term)
-        return self.metrics(totals)
+        return self.legacy_metrics(totals)
 
     # Use.
 
@@ -352,11 +352,11 @@ class TokenClassification(TextEncoderTask):
 
     # The run.
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
-        return {**super().save_parts(folder), "labels": self.classes}
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        return {**super().save_assets(folder), "labels": self.classes}
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
-        super().load_parts(folder, kept)
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
+        super().load_assets(folder, kept)
         labels = kept.get("labels")
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
             raise UserError(f"{folder / 'config.json'}: parts has no list of labels")

@@ -26,11 +26,11 @@ from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.protocols import StepModel
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
+from tokenloom.tasks._legacy import Example, PreparedData
 from tokenloom.tasks._paths import every_path
 from tokenloom.tasks._seq2seq import Seq2SeqTask
 from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes, ValidationSplit, refuse_given
 from tokenloom.tasks._sizes import SizePreset, rates, size_preset
-from tokenloom.tasks.base import Example, PreparedData
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
 from tokenloom.training.batches import BatchContext
@@ -275,7 +275,7 @@ class Translation(Seq2SeqTask):
             **parts,
         }
         try:
-            self.build(0)
+            self.build_model(0)
         except ValueError as error:
             raise UserError(f"{error} (--width and --heads decide)") from error
         self.settings = replace(s, **sizes, dropout=dropout)
@@ -295,7 +295,7 @@ class Translation(Seq2SeqTask):
             recipe["optimizer"] = "adamw"
         elif s.preset == "classic":
             recipe = {**CLASSIC_RECIPE, "batch_size": recipe["batch_size"], "minutes": recipe["minutes"]}
-        steps = MAX_EPOCHS * -(-len(material.training) // recipe["batch_size"])
+        steps = MAX_EPOCHS * -(-len(material.train) // recipe["batch_size"])
         return {**recipe, "steps": steps} if steps < MAX_EPOCH_STEPS else recipe
 
     # Model, loss and metrics.
@@ -305,7 +305,7 @@ class Translation(Seq2SeqTask):
         """Return the maximum length of the longer side in tokens."""
         return int(max(self.model_config["source_context"], self.model_config["target_context"]))
 
-    def build(self, seed: int) -> nn.Module:
+    def build_model(self, seed: int) -> nn.Module:
         sizes = {name: value for name, value in self.model_config.items() if name != "model"}
         if self.model_config["model"] == "transformer":
             return EncoderDecoder(EncoderDecoderConfig(**sizes), seed)
@@ -327,7 +327,7 @@ class Translation(Seq2SeqTask):
         source = self.source_stream([one.source for one in samples])
         return Batch({"source": source, "target": Stream(ids=ids)}, {"loss": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         """Return the loss, the accuracy per token, and `exact_match`: the fraction of pairs whose every token is the
         likeliest with teacher forcing, which is when greedy decoding gives the target."""
         targets, logits = batch.targets["loss"], model(batch)
@@ -345,7 +345,7 @@ class Translation(Seq2SeqTask):
             "exact_match": LossTerm(exact, (counts > 0).long(), weight=0.0),
         }
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {
             "loss": loss.value,
@@ -395,7 +395,7 @@ class Translation(Seq2SeqTask):
         return lines
 
     def baseline(self, material: PreparedData) -> Baseline | None:
-        train, val = ([one.pair for one in part.take(part.all())] for part in (material.training, material.validation))
+        train, val = ([one.pair for one in part.take(part.all())] for part in (material.train, material.validation))
         return pair_baseline(train, val)
 
     def example(self) -> str:
@@ -412,14 +412,14 @@ class Translation(Seq2SeqTask):
 
     # The run.
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
+    def save_assets(self, folder: Path) -> dict[str, Any]:
         source, target = self.tokenizers
         parts = {"tokenizer": source} if source is target else {"source_tokenizer": source, "target_tokenizer": target}
         for name, tokenizer in parts.items():
             tokenizer.save(folder / f"{name}.json")
         return {name: tokenizer.fingerprint() for name, tokenizer in parts.items()}
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
         found = [load_tokenizer(folder / f"{name}.json", str(fingerprint)) for name, fingerprint in kept.items()]
         if not found:
             raise UserError(f"{folder}: its config names no tokenizer")

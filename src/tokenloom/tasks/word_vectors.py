@@ -25,10 +25,10 @@ from tokenloom.evaluation.word_similarity import spearman_pmi
 from tokenloom.inspection.embeddings import EmbeddingSpace, Neighbors
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.word_vectors import WordVectors
+from tokenloom.tasks._legacy import Example, PreparedData, Show, Task
 from tokenloom.tasks._negative_sampling import NegativeSampling, keep_probability, negative_distribution
 from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._settings import TextSource, ValidationSplit
-from tokenloom.tasks.base import Example, PreparedData, Show, Task
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
@@ -192,7 +192,7 @@ class WordVectorTask(Task):
     def recipe(self, material: PreparedData) -> dict[str, Any]:
         # Every step updates all vectors: large batches make that cheap. CBOW rows cost less than skip-gram rows.
         batch = 8 if self.settings.model == "skip-gram" else 16
-        steps = max(EPOCHS * -(-len(material.training) // batch), MIN_STEPS)
+        steps = max(EPOCHS * -(-len(material.train) // batch), MIN_STEPS)
         lr = min(max(TRAVEL[self.settings.model] / steps, LEARNING_RATES[0]), LEARNING_RATES[1])
         return {
             "optimizer": "adamw",
@@ -209,7 +209,7 @@ class WordVectorTask(Task):
 
     # Model, loss and metrics.
 
-    def build(self, seed: int) -> WordVectors:
+    def build_model(self, seed: int) -> WordVectors:
         return WordVectors(**{key: value for key, value in self.model_config.items() if key != "span"}, seed=seed)
 
     @property
@@ -225,12 +225,12 @@ class WordVectorTask(Task):
         # The last id of a window belongs to the next row.
         return self.sampling.batch(samples[:, :-1], moment)
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         positive, negative = model(batch)
         asked = batch.targets["loss"] != IGNORE
         return {"loss": negative_sampling_term(positive, negative, asked, self.settings.negatives)}
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
+    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
         loss = totals["loss"]
         return {"loss": loss.value, "loss_ci95": loss.interval(), "num_targets": loss.count}
 
@@ -368,11 +368,11 @@ class WordVectorTask(Task):
 
     # The run.
 
-    def save_parts(self, folder: Path) -> dict[str, Any]:
+    def save_assets(self, folder: Path) -> dict[str, Any]:
         self.vocabulary.save(folder / "words.json")
         return {"words": self.vocabulary.fingerprint()}
 
-    def load_parts(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
         path = folder / "words.json"
         self._vocabulary = Vocabulary.load(path)
         if self._vocabulary.fingerprint() != kept.get("words"):

@@ -85,7 +85,7 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """Training is over. reason: "steps", "patience" or "interrupt"; "counted" for a model counted in one pass.
+    """Training is over. reason: "steps", "patience" or "interrupt"; "fitted" for a model that is fitted in one pass.
 
     best: metrics of the best evaluation, after `best_step` steps; empty and −1 if there was none. clipped: number of
     steps with a clipped gradient. notes: messages about damaged checkpoints. seconds: as in `StepFinished`.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -36,6 +36,7 @@ from tokenloom.training.device import autocast
 from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, local_shard, whole
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, StepFinished
 from tokenloom.training.losses import LossTerms, MetricSum
+from tokenloom.training.metrics import Metric, compute_metrics
 from tokenloom.training.optimizers import (
     check_groups,
     load_state_tensors,
@@ -56,12 +57,13 @@ class Trainable(Protocol):
         """Return samples as a batch of tensors, with masks and targets."""
         ...
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-        """Return the terms of the loss, and metrics, as sums and counts."""
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+        """Return the terms of the loss, and of metrics, as sums and counts per sample."""
         ...
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        """Return metrics by name from the sums over a whole split; `loss` decides which weights are the best."""
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """The declared metrics; `loss` decides which weights are the best."""
         ...
 
 
@@ -210,7 +212,7 @@ class Trainer:
         for i, batch in enumerate(micro_batches):
             seed_everything(step_seed(settings.seed, step, i * processes.world_size + processes.rank))
             with autocast(settings, self.device):
-                part = _weighted(self.task.loss(self.forward, batch.to(self.device)), num_targets)
+                part = _weighted(self.task.compute_loss(self.forward, batch.to(self.device)), num_targets)
             if part.requires_grad:
                 (part * processes.scale).backward()  # type: ignore[no-untyped-call]
             loss += float(part.detach())
@@ -238,7 +240,7 @@ class Trainer:
         self.check()
         with autocast(self.settings, self.device):
             totals = evaluate(self.task, self.model, validation, processes=self.processes)
-        metrics = self.processes.run_on_rank0(lambda: self.task.metrics(totals))
+        metrics = self.processes.run_on_rank0(lambda: compute_metrics(self.task, totals))
         progress = self.progress
         if not math.isfinite(metrics["loss"]):
             raise NonFiniteLoss(f"step {progress.step}: the validation loss is {metrics['loss']}; {ADVICE}")
@@ -337,7 +339,7 @@ def evaluate(
             used = keys if len(keys) else samples.all()[:1]
             context = BatchContext(0, -1, used)
             batch = processes.run_on_all(lambda k=used, c=context: task.collate(samples.take(k), c))  # type: ignore[misc]
-            for name, term in task.loss(model, batch.to(device)).items():
+            for name, term in task.compute_loss(model, batch.to(device)).items():
                 total = totals.setdefault(name, MetricSum(term.weight))
                 if len(keys):
                     total.update(term)

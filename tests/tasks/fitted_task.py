@@ -1,8 +1,9 @@
-"""The task of `own_task.py` with a model that is counted: how often each digit stood at the third place."""
+"""The task of `own_task.py` with a model that is fitted in one pass: how often each digit stood at the third place."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from own_task import Sums
@@ -25,24 +26,17 @@ class CountsModel(nn.Module):
 
 
 class Counts(Sums):
-    """Add-one counts of the third digit; the sizes are known once the data are counted."""
+    """Count which digit comes third; the sizes are known once the data are counted."""
 
     name = "digit-counts"
-    summary = "count which digit comes third"
-    models: ClassVar[dict[str, str]] = {"counts": "add-one counts"}
 
-    @property
-    def counted(self) -> bool:
-        return True
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
+        config = self.model_config
+        prepared = super().load(source, for_evaluation=for_evaluation)
+        self.model_config = config
+        return replace(prepared, recipe={}, fit=lambda: self._fit(prepared.train), auto_settings={"smoothing": "add-one"})
 
-    def prepare(self, data: str | None) -> PreparedData:
-        kept = self.model_config
-        material = super().prepare(data)
-        self.model_config = kept
-        return material
-
-    def count(self, material: PreparedData) -> CountsModel:
-        samples: Any = material.training
+    def _fit(self, samples: Any) -> CountsModel:
         thirds = torch.tensor([row[2] for row in samples.take(samples.all())])
         self.model_config = {"digits": int(thirds.max()) + 1}
         model = CountsModel(**self.model_config)
@@ -52,8 +46,5 @@ class Counts(Sums):
         model.get_buffer("logs").copy_((smoothed / smoothed.sum()).log())
         return model
 
-    def derived(self) -> dict[str, Any]:
-        return dict(self.model_config)
-
-    def build(self, seed: int) -> CountsModel:
+    def build_model(self, seed: int) -> CountsModel:
         return CountsModel(**self.model_config)

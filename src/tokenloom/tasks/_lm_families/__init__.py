@@ -1,1 +1,0 @@
-"""Families of language models that text generation can train."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from tokenloom.config import flatten
 from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
-from tokenloom.models.protocols import StepModel
 from tokenloom.nn.modules import device_of, eval_mode
 from tokenloom.tasks.base import (
     NO_SAMPLES,
@@ -33,7 +32,7 @@ from tokenloom.training.loop import evaluate
 from tokenloom.training.losses import MetricSum
 from tokenloom.utils.names import with_article
 
-__all__ = ["Example", "Match", "PreparedData", "Prerequisite", "Show", "Task"]
+__all__ = ["Match", "PreparedData", "Prerequisite", "Show", "Task"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,6 @@ class PreparedData:
         return self.values
 
 
-@dataclass(frozen=True)
-class Example:
-    data: str | None
-    settings: dict[str, Any]
-    without: Mapping[str, str] = field(default_factory=dict)
-
-
 class Task(NewTask):
     summary: ClassVar[str]
     models: ClassVar[Mapping[str, str]] = {}
@@ -65,8 +57,6 @@ class Task(NewTask):
     things: ClassVar[str] = "tokens"
     unit: str = "nats/token"
     head: ClassVar[str] = ""
-    paths: ClassVar[Mapping[str, str]] = {}
-    decoded: ClassVar[str] = "text"
     metrics = ()
 
     def __init_subclass__(cls) -> None:
@@ -125,13 +115,6 @@ class Task(NewTask):
 
     def count(self, material: PreparedData) -> Any:
         return None
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        return {}
-
-    def decoder(self, batch: Any) -> StepModel:
-        raise UserError(f"{with_article(self.name)} model does not generate step by step")
 
     def adopt_config(self, origin: Any) -> None:
         raise UserError(f"--init-from: {with_article(self.name)} model cannot be initialized from another run")

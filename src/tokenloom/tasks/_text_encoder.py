@@ -6,7 +6,7 @@ fine-tuned on labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,7 +20,6 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
 from tokenloom.tasks._legacy import PreparedData, Task
-from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes
 from tokenloom.tasks._sizes import size_preset
 from tokenloom.tokenizers.base import TextTokenizer
@@ -175,7 +174,3 @@ class TextEncoderTask(Task):
 
     def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
         self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(kept.get("tokenizer")))
-
-    paths: ClassVar[Mapping[str, str]] = every_path(
-        dict.fromkeys(STEPWISE, "an encoder reads a whole text at once, and generates nothing step by step")
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from tokenloom.data.unicode import fold_newlines
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.neighbors import NeighborModel
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.tasks._legacy import Example, PreparedData, Show
+from tokenloom.tasks._legacy import PreparedData, Show
 from tokenloom.tasks._masking import MaskingDraws, corrupt
 from tokenloom.tasks._settings import TextSource, ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
@@ -239,20 +238,6 @@ class FillMask(TextEncoderTask):
             # The mask may split a character of several bytes, whose parts decode to a character without a token.
             return ""
         return f"{text}\n" + ", ".join(f"{visible(answer)} {probability:.0%}" for answer, probability in answers)
-
-    # For the equality kit.
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        text = folder / "rhyme.txt"
-        text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 12, "utf-8")
-        lines = folder / "lines.txt"
-        lines.write_text("".join(f"{'One, two, three, four, five'[: 5 + n]}.\n" for n in range(20)), "utf-8")
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch_size": 4, "tokenizer": "char"}
-        return {
-            "windows": Example(str(text), tiny),
-            "lines": Example(str(lines), {**tiny, "context": 32, "preset": "classic", "line_by_line": True}),
-        }
 
 
 def by_lines(text: TextData) -> TextData:

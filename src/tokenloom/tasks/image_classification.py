@@ -34,8 +34,7 @@ from tokenloom.plotting.style import place_of
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._classification import Classification, metric_terms
 from tokenloom.tasks._images import ImageInput, parse_size
-from tokenloom.tasks._legacy import Example, PreparedData, Show, Task
-from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.tasks._legacy import PreparedData, Show, Task
 from tokenloom.tasks._settings import TransformerParts
 from tokenloom.tokenizers.patches import Patches
 from tokenloom.training.batches import BatchContext
@@ -426,31 +425,6 @@ class ImageClassification(Classification):
             raise UserError(f"{config}: parts has no image_format or no classes ({error})") from None
         if not fits or len(self.classes) < 2:
             raise UserError(f"{config}: its image_format and classes do not fit the tokenizer")
-
-    # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = every_path(
-        {
-            **dict.fromkeys(STEPWISE, "an image is read at once, and nothing grows step by step"),
-            "packed = alone": "a row has one label, so that it cannot hold several images",
-        }
-    )
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        table = stripes(folder)
-        tiny = {"width": 16, "depth": 2, "batch_size": 4}
-        no_padding = dict.fromkeys(
-            ("padded left = unpadded", "padded right = unpadded"), "a convolutional network reads whole images only"
-        )
-        cnn = {**tiny, "width": 8, "model": "cnn", "translate": 0.0}
-        return {
-            "vit": Example(table, {**tiny, "heads": 2, "patch_size": "2x4"}),
-            "vit, mean": Example(
-                table, {**tiny, "heads": 2, "pool": "mean", "positions": "sinusoidal-2d", "dropout": 0.1, "hflip": 0.5}
-            ),
-            "cnn": Example(table, cnn, {**no_padding, "fused = explicit": "a convolutional network has no attention"}),
-        }
 
 
 def stripes(folder: Path) -> str:

@@ -40,8 +40,7 @@ from tokenloom.tasks._image_tokens import (
     save_tokenizer,
 )
 from tokenloom.tasks._images import ImageInput
-from tokenloom.tasks._legacy import Example, PreparedData, Prerequisite, Show, Task
-from tokenloom.tasks._paths import every_path
+from tokenloom.tasks._legacy import PreparedData, Prerequisite, Show, Task
 from tokenloom.tasks._settings import TransformerParts
 from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
@@ -130,7 +129,6 @@ class ImageGeneration(Task):
     Settings = ImageGenerationSettings
     models: ClassVar[Mapping[str, str]] = {"image-gpt": "causal transformer that also embeds the tokens above"}
     uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions}
-    decoded: ClassVar[str] = "tokens"
     things: ClassVar[str] = "tokens"
     unit: str = "nats/token"
 
@@ -359,10 +357,6 @@ class ImageGeneration(Task):
 
     # Generation.
 
-    def decoder(self, batch: Batch) -> StepModel:
-        assert isinstance(self.model, ImageGPT)
-        return self.model
-
     def generate(
         self,
         num_images: int = 16,
@@ -471,24 +465,3 @@ class ImageGeneration(Task):
         draw_sheet(pixels, o.out, captions=captions)
         show(f"{counted(o.num_images, 'image')}: {o.out}\n")
         return {"out": o.out, "num_images": o.num_images, "classes": classes, "notes": [note] if note else []}
-
-    # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = every_path(
-        {
-            **dict.fromkeys(
-                ("padded left = unpadded", "padded right = unpadded", "packed = alone"),
-                "all images have one size, and each is a row of its own",
-            ),
-            "streamed = whole": "an image is shown when it is whole",
-        }
-    )
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        sizes = {"width": 16, "depth": 2, "heads": 2, "batch_size": 8}
-        vq = {"image_tokenizer": "vq", "codebook_size": 8, "tokenizer_steps": 3, "augmentations_per_image": 2}
-        return {
-            "palette": Example("digits", {**sizes, "image_tokenizer": "palette", "palette_size": 4}),
-            "vq": Example("digits", {**sizes, **vq}),
-        }

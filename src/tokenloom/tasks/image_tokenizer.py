@@ -24,8 +24,7 @@ from tokenloom.nn.vector_quantizer import kmeans, perplexity, sums_by
 from tokenloom.plotting.image_grid import MAX_IMAGES, draw_sheet
 from tokenloom.plotting.style import place_of
 from tokenloom.tasks._images import ImageInput
-from tokenloom.tasks._legacy import Example, PreparedData, Show, Task
-from tokenloom.tasks._paths import STEPWISE, every_path
+from tokenloom.tasks._legacy import PreparedData, Show, Task
 from tokenloom.tokenizers.vq import VQTokenizer, as_sequence
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
@@ -236,21 +235,3 @@ class ImageTokenizerTask(Task):
         n = self._draw(self.prepare(self.source).validation, options.num_images, options.out)
         show(f"{counted(n, 'image')}, each beside its reconstruction: {options.out}\n")
         return {"out": options.out, "num_images": n}
-
-    # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = every_path(
-        {
-            **dict.fromkeys(STEPWISE, "an image is read at once, and nothing grows step by step"),
-            **dict.fromkeys(
-                ("padded left = unpadded", "padded right = unpadded", "packed = alone"),
-                "all images have one size, and each is a row of its own",
-            ),
-            "fused = explicit": "has no attention",
-        }
-    )
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        settings = {"codebook_size": 8, "hidden_channels": 8, "code_dim": 4, "batch_size": 8}
-        return {"vqvae": Example("digits", settings)}

@@ -25,7 +25,7 @@ from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
 from tokenloom.plotting.tables import plain_table
 from tokenloom.tasks._classification import Classification, metric_terms
-from tokenloom.tasks._legacy import Example, PreparedData, Show
+from tokenloom.tasks._legacy import PreparedData, Show
 from tokenloom.tasks._settings import TRANSFORMER_NAMES, ValidationSplit, refuse_given
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
 from tokenloom.tokenizers.base import UNKNOWN
@@ -366,36 +366,6 @@ class TextClassification(Classification, TextEncoderTask):
         if not isinstance(classes, list) or len(classes) < 2 or not all(isinstance(one, str) for one in classes):
             raise UserError(f"{folder / 'config.json'}: parts has no list of classes")
         self.classes = classes
-
-    # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = {
-        **TextEncoderTask.paths,
-        "packed = alone": "a row has one label, so that it cannot hold several texts",
-    }
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        words = {"fruit": "apple pear plum fig", "beast": "cow goat hen mule", "tool": "saw axe nail file"}
-        rows = ["text,label"]
-        for label, names in words.items():
-            names_of = names.split()
-            rows += [
-                f"the {names_of[n % 4]} and {names_of[(n * 3 + 1) % 4]} {'now ' * (n % 5)}{n},{label}"
-                for n in range(14)
-            ]
-        table = folder / "things.csv"
-        table.write_text("\n".join(rows), "utf-8")
-        tiny = {"context": 16, "width": 16, "depth": 2, "heads": 2, "batch_size": 4, "tokenizer": "char"}
-        no_steps = "naive Bayes is counted in one pass"
-        without = {
-            "fused = explicit": "naive Bayes has no attention",
-            **dict.fromkeys(("accumulated = whole", "2 processes = 1", "resumed = straight"), no_steps),
-        }
-        return {
-            "encoder": Example(str(table), tiny),
-            "naive-bayes": Example(str(table), {"model": "naive-bayes"}, without),
-        }
 
 
 def _shortened(text: str) -> str:

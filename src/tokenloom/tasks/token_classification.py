@@ -42,7 +42,7 @@ from tokenloom.evaluation.tagging import (
 )
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks._legacy import Example, PreparedData, Show
+from tokenloom.tasks._legacy import PreparedData, Show
 from tokenloom.tasks._settings import ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
 from tokenloom.training.batches import BatchContext
@@ -361,14 +361,3 @@ class TokenClassification(TextEncoderTask):
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
             raise UserError(f"{folder / 'config.json'}: parts has no list of labels")
         self.classes = labels
-
-    # For the equality kit.
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        rows = ["Anna B-PER", "Maria I-PER", "met O", "Bob B-PER", "in O", "Rome B-LOC", "again O"]
-        text = "\n\n".join("\n".join(rows[n % 3 : 4 + n % 4] + rows[: n % 5]) for n in range(24))
-        names = folder / "names.conll"
-        names.write_text(text, "utf-8")
-        tiny = {"context": 24, "width": 16, "depth": 2, "heads": 2, "batch_size": 4, "tokenizer": "char"}
-        return {"names": Example(str(names), tiny)}

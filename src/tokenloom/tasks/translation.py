@@ -24,10 +24,8 @@ from tokenloom.evaluation.baselines.pairs import pair_baseline
 from tokenloom.evaluation.translation import MISSING, corpus_scores
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from tokenloom.models.protocols import StepModel
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
-from tokenloom.tasks._legacy import Example, PreparedData
-from tokenloom.tasks._paths import every_path
+from tokenloom.tasks._legacy import PreparedData
 from tokenloom.tasks._seq2seq import Seq2SeqTask
 from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes, ValidationSplit, refuse_given
 from tokenloom.tasks._sizes import SizePreset, rates, size_preset
@@ -137,7 +135,6 @@ class Translation(Seq2SeqTask):
         "rnn": "recurrent encoder–decoder (GRU): the source is encoded in one vector",
         "rnn-attention": "the same, with attention over the source at every step",
     }
-    decoded = "target"
 
     def __init__(self, settings: TranslationSettings | None = None) -> None:
         super().__init__(settings)
@@ -312,11 +309,6 @@ class Translation(Seq2SeqTask):
         sizes = {name: value for name, value in sizes.items() if not name.endswith("_context")}
         return RecurrentTranslator(RecurrentTranslatorConfig(**sizes), seed)
 
-    def decoder(self, batch: Batch) -> StepModel:
-        model = self.model
-        assert isinstance(model, EncoderDecoder | RecurrentTranslator)
-        return model.decoder_of(batch)
-
     def collate(self, samples: Sequence[EncodedPair], moment: BatchContext) -> Batch:
         target = self.tokenizers[1]
         start, end = torch.tensor([target.vocab_size]), torch.tensor([target.specials[END]])
@@ -424,24 +416,3 @@ class Translation(Seq2SeqTask):
         if not found:
             raise UserError(f"{folder}: its config names no tokenizer")
         self._tokenizers = (found[0], found[-1])
-
-    # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = every_path(
-        {
-            "packed = alone": "each target has a source of its own",
-            "streamed = whole": "a translation is returned as a whole",
-        }
-    )
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        table = folder / "reversed.csv"
-        words = [f"{'abcdefgh'[i % 8]}{'xyz'[i % 3]}{'mno'[i % 5 % 3]}"[: 2 + i % 2] + "k" * (i % 4) for i in range(48)]
-        table.write_text("source,target\n" + "".join(f"{w},{w[::-1]}\n" for w in words), "utf-8")
-        tiny = {"width": 16, "depth": 2, "batch_size": 8}
-        return {
-            "transformer": Example(str(table), {**tiny, "heads": 2}),
-            "rnn": Example(str(table), {**tiny, "model": "rnn", "separate_vocab": True}),
-            "rnn-attention": Example(str(table), {**tiny, "model": "rnn-attention"}),
-        }

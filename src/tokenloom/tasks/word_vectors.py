@@ -25,9 +25,8 @@ from tokenloom.evaluation.word_similarity import spearman_pmi
 from tokenloom.inspection.embeddings import EmbeddingSpace, Neighbors
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.word_vectors import WordVectors
-from tokenloom.tasks._legacy import Example, PreparedData, Show, Task
+from tokenloom.tasks._legacy import PreparedData, Show, Task
 from tokenloom.tasks._negative_sampling import NegativeSampling, keep_probability, negative_distribution
-from tokenloom.tasks._paths import STEPWISE, every_path
 from tokenloom.tasks._settings import TextSource, ValidationSplit
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
 from tokenloom.training.batches import BatchContext
@@ -377,33 +376,6 @@ class WordVectorTask(Task):
         self._vocabulary = Vocabulary.load(path)
         if self._vocabulary.fingerprint() != kept.get("words"):
             raise UserError(f"{path}: not the words that this run was trained with")
-
-    # For the equality kit.
-
-    paths: ClassVar[Mapping[str, str]] = every_path(
-        {
-            "padded left = unpadded": "rows are padded where words are left out, before windows are made",
-            "padded right = unpadded": "rows are padded where words are left out, before windows are made",
-            "packed = alone": "rows are cut from one sequence of documents, whose windows are separate",
-            "fused = explicit": "has no attention",
-            **dict.fromkeys(STEPWISE, "does not generate"),
-        }
-    )
-
-    @classmethod
-    def examples(cls, folder: Path) -> Mapping[str, Example]:
-        text = folder / "rhyme.txt"
-        text.write_text("One, two, buckle my shoe.\nThree, four, knock at the door.\n" * 40, "utf-8")
-        code = folder / "code"
-        code.mkdir(exist_ok=True)
-        for number in range(6):
-            line = f"def getItem_{number}(selfName, item_key):\n    return selfName.items[item_key]\n"
-            (code / f"{number}.py").write_text(line * 12, "utf-8")
-        tiny = {"dim": 8, "window": 3, "min_count": 2, "subsample": 0.1, "batch_size": 4}
-        return {
-            "skip-gram": Example(str(text), tiny),
-            "cbow": Example(str(code), {**tiny, "model": "cbow", "word_rule": "code"}),
-        }
 
 
 def _lines(near: Neighbors) -> str:

@@ -1,10 +1,11 @@
-"""The equality kit: two paths that should agree, for every registered task and every kind of model it builds.
+"""The equality kit: two paths that should agree, for every built-in task and every kind of model it builds.
 
-A task declares in `paths` which of them it has; a path that does not apply needs a reason; declaring none fails. The
-measured differences are printed as a table (pytest -s tests/test_equality.py, or at the end of any failing run).
+`kit_examples.py` has the tiny trainings; a path that does not apply to one needs a reason there. The measured
+differences are printed as a table (pytest -s tests/kit/test_equality.py, or at the end of a failing run).
 """
 
 import copy
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from kit_examples import KITS, Example
 from several import in_each
 from torch import Tensor
 
 import tokenloom
-from tokenloom.config import build
 from tokenloom.data.samples import generator_for
 from tokenloom.kernels import loader
 from tokenloom.models.batch import IGNORE, Batch, Stream
@@ -25,11 +26,10 @@ from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.plotting.tables import plain_table
 from tokenloom.runs.events import PrerequisiteEvent
-from tokenloom.runs.session import begin
-from tokenloom.tasks._paths import PATHS as DECLARED
-from tokenloom.tasks._paths import every_path
-from tokenloom.tasks.base import Example, Task
-from tokenloom.tasks.registry import find_task, task_names
+from tokenloom.runs.folder import RunFolder
+from tokenloom.runs.session import start_session
+from tokenloom.tasks import task_names
+from tokenloom.tasks.base import Task
 from tokenloom.training.batches import BatchContext, Batches
 from tokenloom.training.checkpoints import whole_tensors
 from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup
@@ -65,21 +65,20 @@ class Subject:
     @torch.no_grad()
     def sums(self, batch: Batch) -> Tensor:
         """What each sample adds to the loss: (B,)."""
-        return self.task.loss(self.model, batch)["loss"].sums
+        return self.task.compute_loss(self.model, batch)["loss"].sums
 
 
 def _subject(name: str, task_name: str, example: Example, folder: Path) -> Subject:
     settings = {"threads": 1, "out": folder / "run", **example.settings}
-    cls = find_task(task_name)
-    if not cls(build(cls.Settings, example.settings)).counted:
+    if not example.fitted:
         settings["steps"] = STEPS
-    fitting = begin(example.data, task=task_name, **settings)
-    for _ in fitting:
+    session = start_session(example.data, task=task_name, **settings)
+    for _ in session:
         pass
-    material = fitting.task.prepare(example.data)
-    fitting.task.model.double().eval()
-    keys = material.validation.all()[:ROWS]
-    return Subject(name, fitting.task, example, material.validation, keys, material.training, fitting.training, folder)
+    prepared = session.task.load(example.data)
+    session.task.model.double().eval()
+    keys = prepared.validation.all()[:ROWS]
+    return Subject(name, session.task, example, prepared.validation, keys, prepared.train, session.training, folder)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
@@ -138,7 +137,7 @@ def padded_right(s: Subject) -> float:
 def packed_alone(s: Subject) -> float:
     """All rows one after the other in a single row without padding, kept apart by segments and positions."""
     batch = s.batch()
-    name = s.task.decoded
+    name = KITS[s.task.name].stream
     B, N = batch[name].shape
     real = batch[name].real
     kept = torch.ones(B, N, dtype=torch.bool) if real is None else real
@@ -155,13 +154,13 @@ def packed_alone(s: Subject) -> float:
 def cached_uncached(s: Subject) -> float:
     """Fed token by token, and in chunks, against one pass; also where what the model is conditioned on is padded."""
     batch = s.batch()
-    ids = batch[s.task.decoded].tokens
+    ids = batch[KITS[s.task.name].stream].tokens
     whole = s.model(batch).log_softmax(-1)
     padded = _padded(batch, 3, left=False)
-    padded.streams[s.task.decoded] = batch[s.task.decoded]
+    padded.streams[KITS[s.task.name].stream] = batch[KITS[s.task.name].stream]
     worst = 0.0
     for cut, given in ((1, batch), (3, batch), (1, padded)):
-        model = s.task.decoder(given)
+        model = KITS[s.task.name].decoder(s.task, given)
         log_probs, _ = _fed(model, ids, model.init_state(len(ids)), cut)
         worst = max(worst, apart(log_probs, whole))
     return worst
@@ -179,10 +178,10 @@ def _fed(model: Any, ids: Tensor, state: Any, cut: int = 1) -> tuple[Tensor, Any
 def selected_alone(s: Subject) -> float:
     """Half of each row, then some rows in another order, one of them twice, then each of those twice."""
     batch = s.batch()
-    ids = batch[s.task.decoded].tokens
+    ids = batch[KITS[s.task.name].stream].tokens
     whole = s.model(batch).log_softmax(-1)
     half = ids.shape[1] // 2
-    model = s.task.decoder(batch)
+    model = KITS[s.task.name].decoder(s.task, batch)
     _, state = _fed(model, ids[:, :half], model.init_state(len(ids)))
     chosen = torch.tensor([2, 0, 2])
     state = state.select(chosen)
@@ -239,7 +238,7 @@ def two_steps(processes: ProcessGroup, run: Path, modes: list[str]) -> list[Any]
     for mode in modes:
         if isinstance(processes, DistributedGroup):
             processes.mode(mode)
-        task = tokenloom.load(run)
+        task, source = tokenloom.load(run), RunFolder(run).read_config()["data"]
         task.model.double()
         for part in task.model.modules():
             if isinstance(part, torch.nn.Dropout):
@@ -248,7 +247,7 @@ def two_steps(processes: ProcessGroup, run: Path, modes: list[str]) -> list[Any]
             optimizer="adamw", lr=0.01, weight_decay=0.01, weight_decay_on="all", grad_clip=1.0
         )
         share = (processes.rank, processes.world_size)
-        batches = Batches(task.prepare(task.source).training, task.collate, batch_size=3, seed=3, share=share)
+        batches = Batches(task.load(source).train, task.collate, batch_size=3, seed=3, share=share)
         trainer = Trainer(task, task.model, optimizing, batches, processes)
         for step in range(2):
             trainer.step(step, 10)
@@ -267,16 +266,16 @@ def resumed_straight(s: Subject) -> float:
 
         out = s.folder / name
         arguments: dict[str, Any] = {**s.example.settings, "steps": STEPS, "threads": 1, "dropout": 0.1}
-        fitting = begin(s.example.data, task=s.task.name, out=out, stop=stop, **_known(s.task, arguments))
+        session = start_session(s.example.data, task=s.task.name, out=out, stop=stop, **_known(s.task, arguments))
         staged = False
-        for event in fitting:
+        for event in session:
             staged = not event.over if isinstance(event, PrerequisiteEvent) else staged
             done += [1] * (isinstance(event, StepFinished) and not staged)
         if stop_at is not None:
             assert isinstance(event, Finished)
             assert event.reason == "interrupt"
-            fitting = begin(None, out=out, resume=True)
-            for _ in fitting:
+            session = start_session(None, out=out, resume=True)
+            for _ in session:
                 pass
         tensors = [p.detach().flatten().double() for p in tokenloom.load(out).model.parameters()]
         weights.append(torch.cat(tensors))
@@ -295,7 +294,7 @@ def compiled_eager(s: Subject) -> float:
     assert native_apart(s) <= 1e-5
     compiled = torch.compile(s.model)
     with torch.no_grad():
-        return apart(s.task.loss(compiled, s.batch())["loss"].sums, s.sums(s.batch()))
+        return apart(s.task.compute_loss(compiled, s.batch())["loss"].sums, s.sums(s.batch()))
 
 
 @torch.no_grad()
@@ -326,8 +325,6 @@ def saved_loaded(s: Subject) -> float:
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
-    from tokenloom.runs.folder import RunFolder
-
     return RunFolder(run).read_metrics()
 
 
@@ -358,29 +355,22 @@ TABLE: list[list[object]] = []
 
 
 def subjects() -> list[tuple[str, str]]:
-    """(task, example) for everything that is registered."""
-    import tempfile
-
-    found = []
+    """Return (task, example) for every task."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in task_names():
-            found += [(name, example) for example in find_task(name).examples(Path(folder))]
-    return found
+        return [(name, example) for name, kit in KITS.items() for example in kit.examples(Path(folder))]
 
 
 @pytest.fixture(scope="module", params=subjects(), ids=lambda param: "/".join(param))
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     task, example = request.param
     folder = tmp_path_factory.mktemp("kit")
-    return _subject(f"{task}/{example}", task, find_task(task).examples(folder)[example], folder)
+    return _subject(f"{task}/{example}", task, KITS[task].examples(folder)[example], folder)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_agree(subject: Subject, path: str) -> None:
-    """Each path that a task says it has holds; one that it does not have has a reason."""
-    declared = subject.task.paths
-    assert path in declared, f"{subject.task.name} does not say whether it has the path {path!r}"
-    if reason := declared[path] or subject.example.without.get(path):
+    """Each path holds, or there is a reason why it does not apply."""
+    if reason := {**KITS[subject.task.name].without, **subject.example.without}.get(path):
         TABLE.append([subject.name, path, f"does not apply: {reason}"])
         return
     compare, bound = PATHS[path]
@@ -389,17 +379,15 @@ def test_paths_agree(subject: Subject, path: str) -> None:
     assert difference <= bound, f"{subject.name}: {path} differs by {difference:.3g}"
 
 
-def test_the_kit_has_every_path_that_tasks_can_declare() -> None:
-    assert tuple(PATHS) == DECLARED
-    with pytest.raises(ValueError, match="no path"):
-        every_path({"cached": "does not generate"})
+def test_every_task_is_in_the_kit() -> None:
+    assert set(KITS) == set(task_names())
 
 
-@pytest.mark.parametrize("name", task_names())
-def test_no_task_declares_a_path_that_the_kit_does_not_know(name: str, tmp_path: Path) -> None:
-    task = find_task(name)
-    named = [task.paths, *(example.without for example in task.examples(tmp_path).values())]
-    assert not {path for paths in named for path in paths} - set(PATHS)
+@pytest.mark.parametrize("name", KITS)
+def test_reasons_are_for_paths_of_the_kit(name: str, tmp_path: Path) -> None:
+    kit = KITS[name]
+    reasons = [kit.without, *(example.without for example in kit.examples(tmp_path).values())]
+    assert not {path for paths in reasons for path in paths} - set(PATHS)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -135,7 +135,7 @@ def cost(patch: int, steps: int) -> Cost:
         "warmup_steps": steps // 25,
         "eval_every": steps,
     }
-    training = tokenloom.fit("mnist-5k", task="image-classification", threads=1, **settings)
+    training = tokenloom.start_session("mnist-5k", task="image-classification", threads=1, **settings)
     begun, seconds, accuracy = 0.0, 0.0, 0.0
     for event in training:
         if isinstance(event, StepFinished):

@@ -62,7 +62,7 @@ def test_add_one_counts_to_the_printed_digits(data: str, model: str, nats: float
 def test_kneser_ney_of_order_six(data: str) -> None:
     """The line above which a transformer is worth having."""
     task, held = counted(data, model="ngram")
-    assert task.evaluate(context="running")["loss"] == pytest.approx(1.56, abs=0.01)
+    assert task.evaluate(context="sliding")["loss"] == pytest.approx(1.56, abs=0.01)
     assert task.evaluate(samples=Drawn(held.ids, N))["loss"] == pytest.approx(1.611, abs=0.005)
 
 
@@ -75,7 +75,7 @@ def test_where_more_context_stops_paying(data: str) -> None:
         for order in range(1, 9):
             task, _ = counted(data, model="ngram", order=order, smoothing=smoothing)
             training = task.running(task.prepare(data).training.ids).mean()  # type: ignore[attr-defined]
-            rows.append((float(training), task.evaluate(context="running")["loss"]))
+            rows.append((float(training), task.evaluate(context="sliding")["loss"]))
         curves[smoothing] = np.array(rows)
         print(smoothing, np.round(curves[smoothing], 4).tolist())
     added, kneser = curves["add"], curves["kneser-ney"]
@@ -106,7 +106,7 @@ def elman(data: str, steps: int) -> tuple[dict[int, float], float]:
     training, held = material.training, material.validation
     assert isinstance(training, TextWindows)
     assert isinstance(held, TextWindows)
-    task.model = task.build(seed=12)
+    task.model = task.build_model(seed=12)
     assert sum(p.numel() for p in task.model.parameters()) == 33_217
     generator = torch.Generator().manual_seed(1)
 

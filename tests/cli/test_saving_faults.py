@@ -34,7 +34,7 @@ def saved(rhyme: Path, tmp_path_factory: pytest.TempPathFactory, quick_plans: No
     out = tmp_path_factory.mktemp("saved") / "run"
     words = {name.removeprefix("--"): value for name, value in zip(TINY[::2], TINY[1::2], strict=True)}
     settings: dict[str, Any] = {k: int(v) if v.isdecimal() else v for k, v in words.items()}
-    fitting = tokenloom.fit(rhyme, out=out, steps=8, eval_every=8, save_every=3, **settings)
+    fitting = tokenloom.start_session(rhyme, out=out, steps=8, eval_every=8, save_every=3, **settings)
     for event in fitting:
         if type(event).__name__ == "Saved" and event.step == 6:  # type: ignore[attr-defined]
             break

@@ -185,7 +185,7 @@ def test_resume_goes_on_where_it_stopped(call: Call, rhyme: Path, tmp_path: Path
     settings = {**SETTINGS, "lr_schedule": "cosine", "warmup_steps": 2, "eval_every": 4, "steps": 8}
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     whole = call("train", rhyme, *words, "--out", straight, "-q", "--json").json
-    fitting = tokenloom.fit(rhyme, out=halves, **settings)
+    fitting = tokenloom.start_session(rhyme, out=halves, **settings)
     for event in fitting:
         if type(event).__name__ == "Saved":
             break

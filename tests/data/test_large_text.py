@@ -98,9 +98,9 @@ def test_two_hundred_megabytes(kind: str, corpus: Path, tmp_path: Path) -> None:
 # More steps than are done, so that no evaluation is among them. One thread, so that others are not waited for.
 CHILD = """
 import sys
-from tokenloom.runs.session import begin
+from tokenloom.runs.session import start_session
 from tokenloom.training.events import StepFinished
-for event in begin(sys.argv[1], size="nano", steps=1000, threads=1, out=sys.argv[2], overwrite=True):
+for event in start_session(sys.argv[1], size="nano", steps=1000, threads=1, out=sys.argv[2], overwrite=True):
     if isinstance(event, StepFinished):
         print(event.step, flush=True)
         if event.step == 40:

@@ -62,7 +62,7 @@ def test_flops_are_those_that_torch_counts(preset: str, monkeypatch: pytest.Monk
     model, batch = model_of(preset), full_batch()
     counter = FlopCounterMode(display=False)
     with counter:
-        NextToken().loss(model, batch)["loss"].sums.sum().backward()
+        NextToken().compute_loss(model, batch)["loss"].sums.sum().backward()
     tokens = 3 * TOKENS
     forbidden_half = 6 * LAYERS * WIDTH * TOKENS
     formula = flops_per_token(model, TOKENS)
@@ -176,7 +176,7 @@ def test_activations_are_what_the_graph_keeps(preset: str, rows: int) -> None:
     model, batch = model_of(preset), full_batch(rows)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     memory = measure_memory(NextToken(), model, tiny_settings(), batch)
-    kept = NextToken().loss(model, batch)["loss"].sums.sum()
+    kept = NextToken().compute_loss(model, batch)["loss"].sums.sum()
     assert memory.activations == pytest.approx(saved_by_graph(kept, own), rel=0.01)
     # And it is of the size to be expected: some tens of tensors of B × N × D floats.
     assert 10 < memory.activations / (rows * TOKENS * WIDTH * 4) < 60 * LAYERS
@@ -298,10 +298,10 @@ def test_the_median_step_is_measured_within_the_budget(monkeypatch: pytest.Monke
     class Slow(NextToken):
         delays = iter([0.15, 0.1, 0.02, *[0.05] * 100])
 
-        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+        def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
             nonlocal now
             now += next(self.delays)
-            return super().loss(model, batch)
+            return super().compute_loss(model, batch)
 
     monkeypatch.setattr(estimate.time, "perf_counter", lambda: now)
     settings = tiny_settings()

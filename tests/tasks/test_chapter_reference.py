@@ -44,7 +44,7 @@ def chapter_run(text: str, path: Any, steps: int) -> tuple[dict[int, float], dic
     assert isinstance(held, TextWindows)
     assert (len(training.ids), len(held.ids), task.tokenizer.vocab_size) == (1_003_854, 111_540, 65)
     validation = Drawn(held.ids, N)
-    task.model = task.build(seed=12)
+    task.model = task.build_model(seed=12)
     assert sum(p.numel() for p in task.model.parameters()) == 112_065
     generator = torch.Generator().manual_seed(0)
 

@@ -78,7 +78,7 @@ def test_text_models_of_any_kind_and_tokenizer_are_compared_in_bits_per_byte(tmp
     assert pairs[0].unit == "bits per byte"
     for task, pair in ((ngram, pairs[0]), (lstm, pairs[2]), (pieces, pairs[1])):
         value = pair.value_b if task is pieces else pair.value_a
-        assert value == pytest.approx(task.evaluate(context="running")["bits_per_byte"], rel=1e-6)
+        assert value == pytest.approx(task.evaluate(context="sliding")["bits_per_byte"], rel=1e-6)
     assert (pairs[0].wins, pairs[0].high < 0) == (1.0, True)
     (pair,) = compare([("ngram", ngram), ("lstm", lstm)], "12")
     assert pair.value_b == pytest.approx(lstm.evaluate(context=12)["bits_per_byte"], rel=1e-6)

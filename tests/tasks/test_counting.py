@@ -5,10 +5,10 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import counted_task
+import fitted_task
 import pytest
 import torch
-from counted_task import Counts
+from fitted_task import Counts
 from frame_helpers import files
 
 import tokenloom
@@ -17,18 +17,18 @@ from tokenloom.config import flag
 from tokenloom.errors import UserError
 from tokenloom.runs.events import Counted, Prepared
 from tokenloom.runs.folder import RunFolder
-from tokenloom.runs.session import begin
-from tokenloom.runs.summary import summary
+from tokenloom.runs.session import start_session
+from tokenloom.runs.session import summary
 from tokenloom.tasks.base import PreparedData
 from tokenloom.training.events import Evaluated, Finished
 from tokenloom.training.loop import NonFiniteLoss
 
-COUNTED = f"{counted_task.__file__}:Counts"
+COUNTED = f"{fitted_task.__file__}:Counts"
 
 
 def test_a_counted_run_is_measured_saved_and_loaded(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "counted"
-    fitting = begin(sums, task=COUNTED, out=out)
+    fitting = start_session(sums, task=COUNTED, out=out)
     events = list(fitting)
     assert [type(event) for event in events] == [Prepared, Counted, Evaluated, Finished]
     lines = Path(sums).read_text("utf-8").split()
@@ -66,7 +66,7 @@ def test_a_loaded_run_is_strict_about_its_counts(sums: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["steps", "minutes", "batch_size", "lr", "seed", "patience", "keep_checkpoints"])
 def test_settings_of_training_without_effect_are_refused_by_name(sums: str, tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=rf"{flag(name)} has no effect on a model that is counted"):
-        begin(sums, task=COUNTED, out=tmp_path / "run", **{name: 1})
+        start_session(sums, task=COUNTED, out=tmp_path / "run", **{name: 1})
     assert not (tmp_path / "run").exists()
 
 
@@ -80,7 +80,7 @@ def test_device_and_threads_have_an_effect(sums: str) -> None:
 
 
 def test_a_dry_run_keeps_nothing(sums: str, tmp_path: Path) -> None:
-    events = list(begin(sums, task=COUNTED, out=tmp_path / "run", dry_run=True))
+    events = list(start_session(sums, task=COUNTED, out=tmp_path / "run", dry_run=True))
     assert [type(event) for event in events] == [Prepared, Counted]
     assert not (tmp_path / "run").exists()
 
@@ -89,7 +89,7 @@ def test_there_is_nothing_to_resume(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     tokenloom.train(sums, task=COUNTED, out=out)
     with pytest.raises(UserError, match=r"--resume: .* was counted in one pass.*--overwrite counts anew"):
-        begin(None, out=out, resume=True)
+        start_session(None, out=out, resume=True)
 
 
 def test_another_run_is_replaced_once_the_new_one_can_be_used(
@@ -98,7 +98,7 @@ def test_another_run_is_replaced_once_the_new_one_can_be_used(
     out = tmp_path / "run"
     tokenloom.train(sums, task=COUNTED, out=out)
     with pytest.raises(UserError, match="--overwrite"):
-        begin(sums, task=COUNTED, out=out)
+        start_session(sums, task=COUNTED, out=out)
     before = (out / "model.safetensors").read_bytes()
 
     def broken(self: Counts, material: PreparedData) -> torch.nn.Module:

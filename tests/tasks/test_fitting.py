@@ -17,7 +17,7 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.runs.events import Planned, Prepared
 from tokenloom.runs.folder import RunFolder
 from tokenloom.runs.session import TrainingSession, begin
-from tokenloom.runs.summary import summary
+from tokenloom.runs.session import summary
 from tokenloom.training.events import Baseline, Evaluated, Finished, Saved, StepFinished
 
 # End to end.
@@ -97,7 +97,7 @@ def test_the_curve_is_drawn_and_its_rows_are_means(sums: str, tmp_path: Path) ->
 
 
 def test_fit_gives_events_on_demand_and_the_task(sums: str) -> None:
-    fitting = tokenloom.fit(sums, task=OWN, steps=5, threads=1)
+    fitting = tokenloom.start_session(sums, task=OWN, steps=5, threads=1)
     assert isinstance(fitting, TrainingSession)
     events = iter(fitting)
     assert isinstance(events, Iterator)
@@ -117,7 +117,7 @@ def test_fit_gives_events_on_demand_and_the_task(sums: str) -> None:
 def test_mistakes_are_told_at_once(sums: str) -> None:
     """Not only when the first event is asked for."""
     with pytest.raises(UserError, match="no setting 'step'"):
-        tokenloom.fit(sums, task=OWN, step=5)
+        tokenloom.start_session(sums, task=OWN, step=5)
 
 
 # What is kept where.
@@ -131,7 +131,7 @@ def test_without_out_nothing_is_written_and_the_best_weights_come_back(
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     settings = {"steps": 30, "eval_every": 3, "lr_schedule": "wsd", "decay_fraction": 0.0, "lr": 0.3, "threads": 1}
-    fitting = tokenloom.fit(sums, task=OWN, seed=2, **settings)
+    fitting = tokenloom.start_session(sums, task=OWN, seed=2, **settings)
     kept: dict[int, torch.Tensor] = {}
     finished: Any = None
     for event in fitting:
@@ -236,5 +236,5 @@ def test_minutes_are_turned_into_steps_that_are_recorded(sums: str, tmp_path: Pa
 
 
 def test_a_batch_larger_than_the_data_is_all_of_them(sums: str) -> None:
-    events = list(tokenloom.fit(sums, task=OWN, batch_size=1000, hidden=0.0, steps=2, threads=1))
+    events = list(tokenloom.start_session(sums, task=OWN, batch_size=1000, hidden=0.0, steps=2, threads=1))
     assert {e.num_targets for e in events if isinstance(e, StepFinished)} == {108}

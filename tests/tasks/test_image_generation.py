@@ -12,7 +12,7 @@ from tokenloom.data.image_decoding import ImageFormat
 from tokenloom.data.samples import generator_for
 from tokenloom.errors import UserError
 from tokenloom.runs.events import Planned, PrerequisiteEvent
-from tokenloom.runs.session import begin
+from tokenloom.runs.session import start_session
 from tokenloom.tasks import _image_tokens, image_generation
 from tokenloom.tasks._image_tokens import UpperHalf, encode_upper_half, nearest_row
 from tokenloom.tasks.image_generation import ImageGeneration
@@ -82,15 +82,15 @@ def test_the_stage_is_a_run_and_a_tokenizer(runs: Path) -> None:
 
 def test_a_stage_comes_first_and_a_run_in_its_place_makes_none(runs: Path, tmp_path: Path) -> None:
     data, tokenizer = str(runs / "bars"), str(runs / "vq-tokenizer")
-    events = list(begin(data, task="image-generation", codebook_size=6, tokenizer_steps=2, **TINY))
+    events = list(start_session(data, task="image-generation", codebook_size=6, tokenizer_steps=2, **TINY))
     assert [type(event) for event in events if isinstance(event, PrerequisiteEvent | Finished)] == [
         *(PrerequisiteEvent, Finished, PrerequisiteEvent),
         Finished,
     ]
-    with_run = begin(data, task="image-generation", image_tokenizer=tokenizer, out=tmp_path / "run", **TINY)
+    with_run = start_session(data, task="image-generation", image_tokenizer=tokenizer, out=tmp_path / "run", **TINY)
     assert not any(isinstance(event, PrerequisiteEvent) for event in with_run)
     assert with_run.task.tokenizer.fingerprint() == tokenloom.load(tokenizer).tokenizer.fingerprint()
-    dry = list(begin(data, task="image-generation", codebook_size=6, dry_run=True, out=tmp_path / "dry", **TINY))
+    dry = list(start_session(data, task="image-generation", codebook_size=6, dry_run=True, out=tmp_path / "dry", **TINY))
     assert sum(isinstance(event, Planned) for event in dry) == 2
     assert not list(tmp_path.glob("dry*"))
 
@@ -114,7 +114,7 @@ def test_encoding_says_how_far_it_is(
 
 def test_stopping_in_a_stage_stops_it_all(runs: Path, tmp_path: Path) -> None:
     seen = []
-    fitting = begin(
+    fitting = start_session(
         str(runs / "bars"),
         task="image-generation",
         out=tmp_path / "run",

@@ -53,7 +53,7 @@ def test_training_on_shards_is_training_in_memory(
     assert len(made.shards("training")) > 2
     found = []
     for data, settings in ((source, more), (made.folder, {})):
-        fitting = tokenloom.fit(str(data), out=tmp_path / f"run{len(found)}", **TINY, **settings)
+        fitting = tokenloom.start_session(str(data), out=tmp_path / f"run{len(found)}", **TINY, **settings)
         events = list(fitting)
         losses = [event.loss for event in events if isinstance(event, StepFinished)]
         baseline = next(event for event in events if isinstance(event, Baseline))
@@ -74,7 +74,7 @@ def test_a_run_on_shards_is_resumed_bit_for_bit(tokens: PretokenizedCorpus, run:
     def stop() -> bool:
         return stepped >= 3
 
-    for event in tokenloom.fit(str(tokens.folder), out=out, stop=stop, **TINY):
+    for event in tokenloom.start_session(str(tokens.folder), out=out, stop=stop, **TINY):
         stepped += isinstance(event, StepFinished)
     assert stepped == 3
     tokenloom.train(out=out, resume=True)
@@ -88,7 +88,7 @@ def test_resuming_with_other_shards_is_refused(tokens: PretokenizedCorpus, folde
     def stop() -> bool:
         return stepped >= 3
 
-    for event in tokenloom.fit(str(tokens.folder), out=out, stop=stop, **TINY):
+    for event in tokenloom.start_session(str(tokens.folder), out=out, stop=stop, **TINY):
         stepped += isinstance(event, StepFinished)
     other = folder_of(tmp_path / "other", [900, 4000, 30, 2500, 700, 1800, 60, 1200], seed=50)
     same_tokenizer = make(other, tmp_path / "same", tokenizer=str(tokens.folder / "tokenizer.json"))
@@ -114,7 +114,7 @@ def test_a_run_on_shards_is_measured(tokens: PretokenizedCorpus, run: Path, fold
 
 
 def test_validation_may_be_another_text(tokens: PretokenizedCorpus, folder: Path) -> None:
-    events = list(tokenloom.fit(str(tokens.folder), validation=str(folder / "001.txt"), **TINY))
+    events = list(tokenloom.start_session(str(tokens.folder), validation=str(folder / "001.txt"), **TINY))
     assert events[0].report["extra"]["validated"].startswith("on ")  # type: ignore[union-attr]
     assert not any(isinstance(event, Baseline) for event in events)
 
@@ -154,7 +154,7 @@ def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(prose(6000), "utf-8")
     made = tokenize(path, tmp_path / "w", TokenizationRequest("word", 5, shard=2000), workers=1, extra=baseline_kept)
-    events = list(tokenloom.fit(str(made.folder), **TINY))
+    events = list(tokenloom.start_session(str(made.folder), **TINY))
     assert not any(isinstance(event, Baseline) for event in events)
     assert "unknown words" in events[0].report["extra"]["baseline"]  # type: ignore[union-attr]
 

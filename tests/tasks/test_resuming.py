@@ -15,17 +15,17 @@ import tokenloom
 from tokenloom.errors import UserError
 from tokenloom.runs.events import Planned, Prepared
 from tokenloom.runs.folder import RunFolder
-from tokenloom.runs.session import begin
+from tokenloom.runs.session import start_session
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, StepFinished
 from tokenloom.training.loop import NonFiniteLoss
 
 
 def straight_and_interrupted(data: str, folder: Path, stop_after: int, **settings: Any) -> list[list[Event]]:
     """The events of a straight training, of an interrupted one, and of its going on."""
-    straight = list(tokenloom.fit(data, out=folder / "straight", **settings))
-    first = list(tokenloom.fit(data, out=folder / "stopped", stop=after(stop_after), **settings))
+    straight = list(tokenloom.start_session(data, out=folder / "straight", **settings))
+    first = list(tokenloom.start_session(data, out=folder / "stopped", stop=after(stop_after), **settings))
     torch.manual_seed(4711)  # as in another process
-    rest = list(tokenloom.fit(out=folder / "stopped", resume=True))
+    rest = list(tokenloom.start_session(out=folder / "stopped", resume=True))
     return [straight, first, rest]
 
 
@@ -65,11 +65,11 @@ def test_a_task_that_draws_in_its_batches_goes_on_bit_for_bit(sums: str, tmp_pat
 def test_an_interrupted_run_leaves_usable_weights(sums: str, tmp_path: Path) -> None:
     """Before the first evaluation those of the last step, afterwards those of the best."""
     out = tmp_path / "early"
-    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=50, threads=1, eval_every=20, stop=after(2))
+    fitting = tokenloom.start_session(sums, task=OWN, out=out, steps=50, threads=1, eval_every=20, stop=after(2))
     list(fitting)
     assert torch.equal(weights(tokenloom.load(out)), weights(fitting.task))
     out = tmp_path / "later"
-    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=50, threads=1, eval_every=20, stop=after(23))
+    fitting = tokenloom.start_session(sums, task=OWN, out=out, steps=50, threads=1, eval_every=20, stop=after(23))
     kept = [weights(fitting.task) for event in fitting if isinstance(event, Evaluated)]
     assert torch.equal(weights(tokenloom.load(out)), kept[0])
 
@@ -79,7 +79,7 @@ def test_resuming_a_finished_run_changes_nothing(sums: str, tmp_path: Path) -> N
     task = tokenloom.train(sums, task=OWN, out=out, steps=12, eval_every=4, threads=1)
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     for _ in range(2):
-        fitting = tokenloom.fit(out=out, resume=True)
+        fitting = tokenloom.start_session(out=out, resume=True)
         events = list(fitting)
         assert [type(e) for e in events] == [Prepared, Planned, Resumed, Finished]
         assert torch.equal(weights(fitting.task), weights(task))
@@ -89,9 +89,9 @@ def test_resuming_a_finished_run_changes_nothing(sums: str, tmp_path: Path) -> N
 def test_a_run_may_be_made_longer_and_remembers_it(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     tokenloom.train(sums, task=OWN, out=out, steps=12, eval_every=6, threads=1)
-    list(tokenloom.fit(out=out, resume=True, steps=20, stop=after(3)))
+    list(tokenloom.start_session(out=out, resume=True, steps=20, stop=after(3)))
     assert RunFolder(out).read_config()["training"]["steps"] == 20
-    events = list(tokenloom.fit(out=out, resume=True))
+    events = list(tokenloom.start_session(out=out, resume=True))
     assert [step[0] for step in stepped(events)] == [16, 17, 18, 19, 20]
     assert sorted({row["step"] for row in RunFolder(out).read_metrics()}) == [6, 10, 12, 15, 18, 20]
 
@@ -99,11 +99,11 @@ def test_a_run_may_be_made_longer_and_remembers_it(sums: str, tmp_path: Path) ->
 def test_metrics_of_steps_that_are_done_again_are_not_kept_twice(sums: str, tmp_path: Path) -> None:
     """Killed after step 15, when the last checkpoint was that of step 10."""
     out = tmp_path / "run"
-    for event in tokenloom.fit(sums, task=OWN, out=out, steps=30, eval_every=10, threads=1):
+    for event in tokenloom.start_session(sums, task=OWN, out=out, steps=30, eval_every=10, threads=1):
         if isinstance(event, StepFinished) and event.step == 25:
             break
     shutil.rmtree(out / "checkpoints" / "step-00000020")
-    list(tokenloom.fit(out=out, resume=True))
+    list(tokenloom.start_session(out=out, resume=True))
     rows = RunFolder(out).read_metrics()
     assert [row["step"] for row in rows if "loss" in row] == [10, 20, 30]
     assert [row["step"] for row in rows if "validation_loss" in row] == [10, 20, 30]
@@ -130,45 +130,45 @@ def test_other_settings_are_refused_on_resume_and_the_same_are_not(sums: str, tm
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     for given, message in REFUSED_ON_RESUME:
         with pytest.raises(UserError, match=message):
-            begin(None, out=out, resume=True, **given)
+            start_session(None, out=out, resume=True, **given)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
-    begin(sums, task=OWN, out=out, resume=True, seed=0, width=8, lr=0.02, threads=1, steps=6)
+    start_session(sums, task=OWN, out=out, resume=True, seed=0, width=8, lr=0.02, threads=1, steps=6)
 
 
 def test_resume_needs_a_run(sums: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="say which run with --out"):
-        begin(sums, resume=True)
+        start_session(sums, resume=True)
     with pytest.raises(UserError, match="no such run"):
-        begin(sums, resume=True, out=tmp_path / "none")
+        start_session(sums, resume=True, out=tmp_path / "none")
     out = tmp_path / "run"
-    for event in tokenloom.fit(sums, task=OWN, out=out, steps=6, eval_every=6, threads=1):
+    for event in tokenloom.start_session(sums, task=OWN, out=out, steps=6, eval_every=6, threads=1):
         if isinstance(event, StepFinished):
             break  # as a kill before the first checkpoint
     with pytest.raises(UserError, match="holds no checkpoint to go on from; --overwrite starts anew"):
-        list(begin(None, resume=True, out=out))
+        list(start_session(None, resume=True, out=out))
 
 
 def test_changed_data_are_refused_on_resume_even_of_the_same_length(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    list(tokenloom.fit(sums, task=OWN, out=out, steps=6, threads=1, stop=after(2)))
+    list(tokenloom.start_session(sums, task=OWN, out=out, steps=6, threads=1, stop=after(2)))
     content = Path(sums).read_text()
     Path(sums).write_text(content.replace("00", "09", 1))
     assert len(Path(sums).read_text()) == len(content)
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match=r"step-00000002: the (training|validation) data"):
-        list(tokenloom.fit(out=out, resume=True, steps=9))
+        list(tokenloom.start_session(out=out, resume=True, steps=9))
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     Path(sums).write_text(content)
-    list(tokenloom.fit(out=out, resume=True))
+    list(tokenloom.start_session(out=out, resume=True))
 
 
 def test_the_data_may_have_been_moved(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    list(tokenloom.fit(sums, task=OWN, out=out, steps=6, threads=1, stop=after(2)))
+    list(tokenloom.start_session(sums, task=OWN, out=out, steps=6, threads=1, stop=after(2)))
     moved = Path(sums).rename(tmp_path / "moved.txt")
     with pytest.raises(UserError, match="cannot be read"):
-        list(tokenloom.fit(out=out, resume=True))
-    events = list(tokenloom.fit(moved, out=out, resume=True))
+        list(tokenloom.start_session(out=out, resume=True))
+    events = list(tokenloom.start_session(moved, out=out, resume=True))
     assert events[-1].reason == "steps"  # type: ignore[attr-defined]
 
 
@@ -180,18 +180,18 @@ def test_a_run_is_gone_on_with_from_any_folder(tmp_path: Path, monkeypatch: pyte
     write_sums(here / "sums.txt")
     monkeypatch.chdir(here)
     given = {"task": "./mine.py:Sums", "out": tmp_path / "run"}
-    list(tokenloom.fit("sums.txt", steps=9, threads=1, stop=after(2), **given))
-    list(tokenloom.fit("sums.txt", resume=True, stop=after(2), **given))
+    list(tokenloom.start_session("sums.txt", steps=9, threads=1, stop=after(2), **given))
+    list(tokenloom.start_session("sums.txt", resume=True, stop=after(2), **given))
     monkeypatch.chdir(tmp_path)
-    list(tokenloom.fit(out="run", resume=True, stop=after(2)))
+    list(tokenloom.start_session(out="run", resume=True, stop=after(2)))
     assert tokenloom.load("run").evaluate()["loss"] > 0
 
 
 def test_a_dry_run_of_going_on_trains_nothing(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    list(tokenloom.fit(sums, task=OWN, out=out, steps=6, threads=1, stop=after(2)))
+    list(tokenloom.start_session(sums, task=OWN, out=out, steps=6, threads=1, stop=after(2)))
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    assert [type(e) for e in begin(None, out=out, resume=True, dry_run=True)] == [Prepared, Planned]
+    assert [type(e) for e in start_session(None, out=out, resume=True, dry_run=True)] == [Prepared, Planned]
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
@@ -200,7 +200,7 @@ def test_a_training_that_breaks_down_keeps_its_last_good_state(
 ) -> None:
     out = tmp_path / "run"
     events = []
-    fitting = tokenloom.fit(sums, task=OWN, out=out, steps=20, eval_every=5, threads=1)
+    fitting = tokenloom.start_session(sums, task=OWN, out=out, steps=20, eval_every=5, threads=1)
 
     def go_on() -> None:
         for event in fitting:
@@ -212,4 +212,4 @@ def test_a_training_that_breaks_down_keeps_its_last_good_state(
     with pytest.raises(NonFiniteLoss, match="step 13: the loss is nan"):
         go_on()
     assert torch.isfinite(weights(tokenloom.load(out))).all()
-    assert next(e for e in tokenloom.fit(out=out, resume=True) if isinstance(e, Resumed)).step == 10
+    assert next(e for e in tokenloom.start_session(out=out, resume=True) if isinstance(e, Resumed)).step == 10

@@ -10,7 +10,7 @@ import tokenloom
 from tokenloom.errors import UserError
 from tokenloom.runs.events import InitializedFrom
 from tokenloom.runs.folder import RunFolder
-from tokenloom.runs.session import begin
+from tokenloom.runs.session import start_session
 from tokenloom.training.checkpoints import read_tensors
 from tokenloom.training.events import Event, Finished, StepFinished
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(folder: Path, out: str, **settings: Any) -> tuple[list[Event], dict[str, torch.Tensor]]:
     """Tag words from a run: the events, and the weights that came out."""
     arguments = {"task": "token-classification", "init_from": str(folder / "filled"), "steps": 3, **MACHINE, **settings}
-    events = list(begin(folder / "words.conll", out=folder / out, **arguments))
+    events = list(start_session(folder / "words.conll", out=folder / out, **arguments))
     return events, read_tensors(folder / out / "model.safetensors")
 
 
@@ -72,22 +72,22 @@ def test_a_head_alone_resumes_bit_for_bit(folder: Path) -> None:
         "steps": 4,
         **MACHINE,
     }
-    fitting = begin(folder / "words.conll", out=folder / "stopped", stop=lambda: len(done) >= 2, **arguments)
+    fitting = start_session(folder / "words.conll", out=folder / "stopped", stop=lambda: len(done) >= 2, **arguments)
     for event in fitting:
         done += [1] * isinstance(event, StepFinished)
     assert isinstance(event, Finished)
     assert event.reason == "interrupt"
-    events = list(begin(None, out=folder / "stopped", resume=True))
+    events = list(start_session(None, out=folder / "stopped", resume=True))
     assert not any(isinstance(event, InitializedFrom) for event in events)
     stopped = read_tensors(folder / "stopped" / "model.safetensors")
     assert all(torch.equal(stopped[name], straight[name]) for name in straight)
     with pytest.raises(UserError, match="--resume: freeze is 'backbone'"):
-        begin(None, out=folder / "stopped", resume=True, freeze="none")
+        start_session(None, out=folder / "stopped", resume=True, freeze="none")
 
 
 def test_the_same_task_takes_the_readout_along(folder: Path) -> None:
     arguments = {"task": "fill-mask", "init_from": str(folder / "filled"), "steps": 1, **MACHINE}
-    events = list(begin(folder / "rhyme.txt", **arguments))
+    events = list(start_session(folder / "rhyme.txt", **arguments))
     (event,) = (event for event in events if isinstance(event, InitializedFrom))
     assert event.fresh == []
 
@@ -107,19 +107,19 @@ def test_what_does_not_fit_is_refused_before_the_data_are_read(
 ) -> None:
     arguments = {"task": "token-classification", "init_from": str(folder / "filled"), **MACHINE, **settings}
     with pytest.raises(UserError, match=message):
-        begin(folder / "no data", **arguments)
+        start_session(folder / "no data", **arguments)
 
 
 def test_another_body_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="a text-generation run has no encoder"):
-        begin(folder / "words.conll", task="token-classification", init_from=str(folder / "gpt"), **MACHINE)
+        start_session(folder / "words.conll", task="token-classification", init_from=str(folder / "gpt"), **MACHINE)
     with pytest.raises(UserError, match="a text-generation model cannot start from another run"):
-        begin(folder / "rhyme.txt", task="text-generation", init_from=str(folder / "filled"), **MACHINE)
+        start_session(folder / "rhyme.txt", task="text-generation", init_from=str(folder / "filled"), **MACHINE)
 
 
 def test_the_first_difference_of_two_bodies_is_named(folder: Path) -> None:
     """Sizes that no setting shows, such as those of a run whose config was changed by hand."""
-    fitting = begin(folder / "words.conll", task="token-classification", init_from=str(folder / "filled"), **MACHINE)
+    fitting = start_session(folder / "words.conll", task="token-classification", init_from=str(folder / "filled"), **MACHINE)
     assert fitting.origin is not None
     with torch.no_grad():
         model: Any = fitting.origin.model

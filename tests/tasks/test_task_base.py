@@ -18,7 +18,7 @@ def untrained(tmp_path: Path) -> Sums:
     task = Sums(SumsSettings(dropout=0.5))
     task.source = write_sums(tmp_path / "sums.txt")
     task.prepare(task.source)
-    task.model = task.build(3)
+    task.model = task.build_model(3)
     return task
 
 

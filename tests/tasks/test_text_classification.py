@@ -129,9 +129,9 @@ def test_balanced_classes_weigh_the_same(tmp_path: Path) -> None:
     samples = task.prepare(str(path)).training
     keys = samples.all()
     batch = task.collate(samples.take(keys), BatchContext(0, 0, keys))
-    sums = task.loss(task.model, batch)["loss"].sums
+    sums = task.compute_loss(task.model, batch)["loss"].sums
     with torch.no_grad():
-        plain = task.loss(task.model, batch)["loss"].sums
+        plain = task.compute_loss(task.model, batch)["loss"].sums
     labels = batch.targets["loss"]
     assert torch.allclose(sums[labels == 0], plain[labels == 0] * 32 / (2 * 24))
     assert torch.allclose(sums[labels == 1], plain[labels == 1] * 32 / (2 * 8))

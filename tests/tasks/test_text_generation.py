@@ -385,7 +385,7 @@ def test_the_dial_gives_every_size_and_each_can_be_overridden(tmp_path: Path) ->
     chosen = {"context": 24, "width": 20, "depth": 3, "heads": 5, "dropout": 0.25, "kv_heads": 1, "window": 9}
     assert {key: task.model_config[key] for key in chosen} == chosen
     assert asdict(task.settings)["width"] == 20
-    built = task.build(0)
+    built = task.build_model(0)
     assert built.tokens.weight.shape == (task.tokenizer.vocab_size, 20)
     assert len(built.transformer.layers) == 3
 
@@ -400,18 +400,18 @@ def test_settled_sizes_are_kept_with_the_run(tmp_path: Path) -> None:
 
 def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
     data = written(tmp_path)
-    fitting = tokenloom.fit(data, **SIZES, preset="classic", steps=3, threads=1)
+    fitting = tokenloom.start_session(data, **SIZES, preset="classic", steps=3, threads=1)
     for _ in fitting:
         pass
     training = fitting.training
     assert (training.optimizer, training.lr, training.weight_decay) == ("adamw", 6e-3, 0.01)
     assert (training.weight_decay_on, training.beta2, training.grad_clip) == ("all", 0.999, 0.0)
     assert (training.lr_schedule, training.batch_size) == ("cosine", 32)
-    modern = tokenloom.fit(data, **SIZES, steps=3, threads=1)
+    modern = tokenloom.start_session(data, **SIZES, steps=3, threads=1)
     for _ in modern:
         pass
     assert modern.training.weight_decay_on == "matrices"
-    assert tokenloom.fit(data, **SIZES, preset="classic", weight_decay_on="matrices", steps=3, threads=1) is not None
+    assert tokenloom.start_session(data, **SIZES, preset="classic", weight_decay_on="matrices", steps=3, threads=1) is not None
 
 
 @pytest.mark.parametrize(
@@ -444,9 +444,9 @@ def test_there_is_nothing_to_use_before_training(tmp_path: Path) -> None:
 
 def test_a_short_text_is_passed_over_fifteen_times_and_a_long_one_has_its_minutes(tmp_path: Path) -> None:
     sizes = {"context": 8, "width": 8, "depth": 1, "heads": 1, "threads": 1}
-    short = tokenloom.fit(written(tmp_path, RHYME), dry_run=True, **sizes)
+    short = tokenloom.start_session(written(tmp_path, RHYME), dry_run=True, **sizes)
     plan = next(event.plan for event in short if isinstance(event, Planned))
     assert plan.steps == 15 * plan.steps_per_epoch < 500
-    long = tokenloom.fit(written(tmp_path, RHYME * 400), dry_run=True, **sizes)
+    long = tokenloom.start_session(written(tmp_path, RHYME * 400), dry_run=True, **sizes)
     plan = next(event.plan for event in long if isinstance(event, Planned))
     assert plan.steps * plan.seconds_per_step == pytest.approx(300, rel=0.5), "five minutes, evaluations included"

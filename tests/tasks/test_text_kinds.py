@@ -90,7 +90,7 @@ def test_a_recurrent_network_is_measured_with_its_state_carried_through_the_whol
     ids = torch.from_numpy(task.prepare(data).validation.ids.astype(np.int64))
     logs = task.model(Batch({"text": Stream(ids=ids[None, :-1])})).log_softmax(-1)
     expected = float(-logs[0].gather(1, ids[1:, None]).detach().mean())
-    found = task.evaluate(context="running")
+    found = task.evaluate(context="sliding")
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert math.isinf(found["window"])
     assert "with running context" in task.metric_lines(found)[-1]
@@ -101,7 +101,7 @@ def test_an_ngram_is_measured_on_the_whole_text_at_once(data: str) -> None:
     task: Any = tokenloom.train(data, model="ngram", order=4, threads=1)
     ids = task.prepare(data).validation.ids
     expected = -task.model.ngram.log_probs(ids)[1:].mean()
-    assert task.evaluate(context="running")["loss"] == pytest.approx(expected, rel=1e-12)
+    assert task.evaluate(context="sliding")["loss"] == pytest.approx(expected, rel=1e-12)
     assert task.evaluate(context=1)["loss"] > task.evaluate(context=8)["loss"] > expected
 
 
@@ -136,7 +136,7 @@ def test_documents_are_measured_each_from_its_own_beginning(tmp_path: Path) -> N
         part = torch.from_numpy(ids[first : last + 1])
         logs = task.model(Batch({"text": Stream(ids=part[None, :-1])})).log_softmax(-1)
         total -= float(logs[0].gather(1, part[1:, None]).detach().sum())
-    found = task.evaluate(str(folder), context="running")
+    found = task.evaluate(str(folder), context="sliding")
     assert found["loss"] * found["targets"] == pytest.approx(total, rel=1e-5)
 
 
@@ -178,5 +178,5 @@ def test_the_state_that_is_carried_helps_to_learn_what_lies_further_back(tmp_pat
     for burn_in in (0, 8):
         task = tokenloom.train(str(path), burn_in=burn_in, **arguments)
         assert isinstance(task.model, RecurrentLM)
-        losses[burn_in] = task.evaluate(context="running")["loss"]  # type: ignore[call-arg]
+        losses[burn_in] = task.evaluate(context="sliding")["loss"]  # type: ignore[call-arg]
     assert losses[8] < 0.1 < 0.2 < losses[0]

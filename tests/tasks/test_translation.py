@@ -231,7 +231,7 @@ def test_settings_that_do_not_fit(table: Path, settings: dict[str, Any], message
 
 
 def test_pairs_that_are_too_long_are_left_out_when_asked(table: Path) -> None:
-    fitting = tokenloom.fit(table, task="translation", dry_run=True, max_length=4, too_long="drop")
+    fitting = tokenloom.start_session(table, task="translation", dry_run=True, max_length=4, too_long="drop")
     report = next(event for event in fitting if hasattr(event, "report")).report
     left = [note for note in report["notes"] if "dropped" in note]
     assert (
@@ -245,14 +245,14 @@ def test_smoothing_is_for_training_alone(table: Path) -> None:
     batches = []
     for task in (plain, smooth):
         samples = task.prepare(str(table)).training
-        task.model = task.build(1)
+        task.model = task.build_model(1)
         keys = samples.all()[:4]
         batches.append(task.collate(samples.take(keys), tokenloom.training.batches.BatchContext(0, 0, keys)))
     model = plain.model.eval()
-    assert torch.equal(plain.loss(model, batches[0])["loss"].sums, smooth.loss(model, batches[1])["loss"].sums)
+    assert torch.equal(plain.compute_loss(model, batches[0])["loss"].sums, smooth.loss(model, batches[1])["loss"].sums)
     model.train()
     logits, targets = model(batches[0]), batches[0].targets["loss"]
-    found = smooth.loss(model, batches[1])["loss"]
+    found = smooth.compute_loss(model, batches[1])["loss"]
     log_probs = logits.log_softmax(-1)
     own = log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     expected = -((0.8 * own + 0.2 * log_probs.mean(-1)) * (targets >= 0)).sum(1)

@@ -11,7 +11,7 @@ import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
 from tokenloom.inspection.embeddings import EmbeddingSpace
-from tokenloom.runs.session import begin
+from tokenloom.runs.session import start_session
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.training.events import Baseline
 
@@ -151,7 +151,7 @@ def test_the_baseline_is_what_constant_logits_reach(tmp_path: Path) -> None:
     """The best logits that depend on the predicted word alone, found by gradient descent, are no better."""
     torch = pytest.importorskip("torch")
     data = two_topics(tmp_path)
-    fitting = begin(data, task="word-vectors", out=tmp_path / "run", **{**TINY, "steps": 1})
+    fitting = start_session(data, task="word-vectors", out=tmp_path / "run", **{**TINY, "steps": 1})
     baseline = next(event for event in fitting if isinstance(event, Baseline))
     task = WordVectorTask(WordVectorSettings(window=3, min_count=2, subsample=0.0))
     material = task.prepare(data)

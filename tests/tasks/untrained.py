@@ -23,7 +23,7 @@ def task_on(data: str | Path, **settings: Any) -> TextGeneration:
 
 def with_model(task: TextGeneration, seed: int = 0) -> TextGeneration:
     """Give it a model in which every part matters (fresh ones start with maps of zeros)."""
-    model = task.build(seed).double()
+    model = task.build_model(seed).double()
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -206,8 +206,8 @@ class Spoilt(NextToken):
         super().__init__()
         self.processes, self.seen = processes, 0
 
-    def loss(self, model: nn.Module, batch: Batch) -> Any:
-        terms = super().loss(model, batch)
+    def compute_loss(self, model: nn.Module, batch: Batch) -> Any:
+        terms = super().compute_loss(model, batch)
         self.seen += 1
         if self.seen > 2 and self.processes.rank == 1:
             terms["loss"].sums = terms["loss"].sums * float("nan")
@@ -428,7 +428,7 @@ def test_activation_checkpointing_keeps_layer_inputs_only() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            NextToken().loss(model, batch)["loss"].sums.sum()
+            NextToken().compute_loss(model, batch)["loss"].sums.sum()
         return len(seen)
 
     few = {}

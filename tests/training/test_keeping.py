@@ -312,8 +312,8 @@ def test_a_gradient_that_is_no_number_stops_training_though_the_loss_is_one(tmp_
     class Sharp(NextToken):
         """Adds 0, whose derivative does not exist."""
 
-        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-            terms = super().loss(model, batch)
+        def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+            terms = super().compute_loss(model, batch)
             p = next(model.parameters())
             terms["loss"].sums = terms["loss"].sums + (p - p.detach()).square().sum().sqrt()
             return terms
@@ -354,8 +354,8 @@ def test_one_nan_in_the_data_stops_at_the_step_that_meets_it(tmp_path: Path) -> 
                 batch.streams["importance"] = Stream(features=self.importance[list(moment.keys)][:, None, None])
             return batch
 
-        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-            terms = super().loss(model, batch)
+        def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+            terms = super().compute_loss(model, batch)
             if "importance" in batch.streams:
                 terms["loss"].sums = terms["loss"].sums * batch["importance"].features.flatten()
             return terms

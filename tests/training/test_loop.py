@@ -30,7 +30,8 @@ from tokenloom.models.gpt import GPT
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Evaluated, Event, Finished, StepFinished
 from tokenloom.training.loop import NoTargets, Trainer, evaluate, fit
-from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric, compute_metrics
 
 
 def awake(model: GPT) -> GPT:
@@ -145,8 +146,8 @@ def test_micro_batches_drop_out_differently() -> None:
     sums: list[torch.Tensor] = []
 
     class Watched(NextToken):
-        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-            terms = super().loss(model, batch)
+        def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+            terms = super().compute_loss(model, batch)
             sums.append(terms["loss"].sums.detach())
             return terms
 
@@ -166,7 +167,7 @@ class TwoTerms(NextToken):
         targets = batch.targets["loss"]
         return Batch(batch.streams, {"main": targets.masked_fill(targets % 2 == 0, IGNORE), "side": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         logits = model(batch)
         terms: LossTerms = {}
         for name, weight in (("main", 1.0), ("side", 0.25)):
@@ -176,8 +177,7 @@ class TwoTerms(NextToken):
         terms["seen"] = LossTerm(torch.full((len(logits),), 7.0), torch.ones(len(logits)), weight=0.0)
         return terms
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        return {"loss": totals["main"].value + 0.25 * totals["side"].value, "seen": totals["seen"].value}
+    metrics = (Metric("loss"), Metric("seen"))
 
 
 def test_each_term_is_divided_by_its_own_count_and_weighted() -> None:
@@ -195,8 +195,8 @@ def test_each_term_is_divided_by_its_own_count_and_weighted() -> None:
 
 def test_a_term_without_targets_of_its_name_is_a_mistake() -> None:
     class Misnamed(NextToken):
-        def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-            return {"los": super().loss(model, batch)["loss"]}
+        def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+            return {"los": super().compute_loss(model, batch)["loss"]}
 
     settings = tiny_settings()
     with pytest.raises(ValueError, match="'los' has no targets"):
@@ -256,8 +256,8 @@ def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
 def test_evaluation_does_not_depend_on_the_batch_size_and_is_deterministic() -> None:
     task, model = NextToken(), awake(tiny_gpt(dropout=0.5))
     model.train()
-    values = {batch: task.metrics(evaluate(task, model, VALIDATION, batch_size=batch)) for batch in (1, 7, 30, 64)}
-    again = task.metrics(evaluate(task, model, VALIDATION, batch_size=64))
+    values = {batch: compute_metrics(task, evaluate(task, model, VALIDATION, batch_size=batch)) for batch in (1, 7, 30, 64)}
+    again = compute_metrics(task, evaluate(task, model, VALIDATION, batch_size=64))
     assert again == values[64], "bit for bit"
     for value in values.values():
         assert value["loss"] == pytest.approx(values[64]["loss"], rel=1e-6)

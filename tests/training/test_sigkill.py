@@ -143,7 +143,7 @@ def test_checkpoints_cost_little_of_the_default_training(
     text = tmp_path / "tinyshakespeare.txt"
     text.write_text(tinyshakespeare, "utf-8")
     saves: list[float] = []
-    fitting = tokenloom.fit(text, out=tmp_path / "run")
+    fitting = tokenloom.start_session(text, out=tmp_path / "run")
     before = began = time.perf_counter()
     for event in fitting:
         now = time.perf_counter()

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from tokenloom.training.batches import BatchContext, Batches
 from tokenloom.training.checkpoints import Checkpoints
 from tokenloom.training.events import Event
 from tokenloom.training.loop import RunFiles, fit
-from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric
 from tokenloom.training.settings import TrainingSettings
 
 VOCAB = 11
@@ -35,7 +36,7 @@ class NextToken:
         targets, _ = pad([row[1:] for row in rows], fill=IGNORE)
         return Batch({"text": Stream(ids=ids, real=real)}, {"loss": targets})
 
-    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         if self.hook is not None:
             self.hook(model, batch)
         targets = batch.targets["loss"]
@@ -44,8 +45,11 @@ class NextToken:
         term = cross_entropy_term(logits, targets)
         return {"loss": term, "hits": LossTerm(hits.double(), term.counts, weight=0.0)}
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        return {"loss": totals["loss"].value, "hits": totals["hits"].value, "count": totals["loss"].count}
+    metrics: Sequence[Metric] = (
+        Metric("loss", "nats/token", "lower"),
+        Metric("hits"),
+        Metric("count", compute=lambda task, sums: sums["loss"].count),
+    )
 
 
 def rows(count: int, seed: int = 0, longest: int = 9) -> ListSamples:
@@ -151,8 +155,9 @@ class Scripted(NextToken):
         super().__init__()
         self.values = iter(values)
 
-    def metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        return {"loss": next(self.values)}
+    @property
+    def metrics(self) -> Sequence[Metric]:  # type: ignore[override]
+        return (Metric("loss", compute=lambda task, sums: next(self.values)),)
 
 
 def without_targets(batch: Batch) -> Batch:

@@ -143,7 +143,9 @@ class Seq2SeqTask(Task):
 
     def _search(self, sources: Sequence[Ids], num_beams: int, length_penalty: float) -> list[Hypothesis]:
         target, limit = self.tokenizers[1], self.model_config["target_context"]
-        decoder: StepModel = cast(Any, self.model).decoder_of(Batch({"source": self.source_stream(sources)}).to(self.device))
+        decoder: StepModel = cast(Any, self.model).decoder_of(
+            Batch({"source": self.source_stream(sources)}).to(self.device)
+        )
         options = BeamOptions(num_beams, limit, end=(target.specials[END],), length_penalty=length_penalty)
         # The id after all those that are predicted starts a target.
         return [best for best, *_ in beam_search(decoder, [[target.vocab_size]] * len(sources), options)]

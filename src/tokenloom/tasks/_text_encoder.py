@@ -53,8 +53,8 @@ class TextEncoderTask(Task):
     # Labeled data sets are small, and soon overfitted.
     max_epochs: ClassVar[int] = 20
 
-    def __init__(self, settings: Any = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Any = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self._tokenizer: TextTokenizer | None = None
         self._pretrained = False
 

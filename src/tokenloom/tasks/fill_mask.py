@@ -64,8 +64,8 @@ class FillMask(TextEncoderTask):
     # An epoch predicts one token in seven, and each epoch others.
     max_epochs: ClassVar[int] = 100
 
-    def __init__(self, settings: FillMaskSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: FillMaskSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self._example: NDArray[Any] = np.zeros(0, np.int64)
 
     # Data.

@@ -112,8 +112,8 @@ class ImageClassification(Classification):
     unit: str = "nats/image"
     head: ClassVar[str] = "head."
 
-    def __init__(self, settings: ImageClassificationSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ImageClassificationSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self.classes: list[str] = []
         self.image_format: ImageFormat | None = None
         self._patches: Patches | None = None

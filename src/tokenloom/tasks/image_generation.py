@@ -132,8 +132,8 @@ class ImageGeneration(Task):
     things: ClassVar[str] = "tokens"
     unit: str = "nats/token"
 
-    def __init__(self, settings: ImageGenerationSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ImageGenerationSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self.classes: list[str] = []
         self.image_format = ImageFormat()
         self._tokenizer: ImageTokenizer | None = None

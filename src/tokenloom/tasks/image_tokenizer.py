@@ -71,8 +71,8 @@ class ImageTokenizerTask(Task):
     things: ClassVar[str] = "values"
     unit: str = "mse + commitment"
 
-    def __init__(self, settings: ImageTokenizerSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ImageTokenizerSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self.image_format = ImageFormat()
         self._init_images: Pixels | None = None
 

@@ -128,8 +128,8 @@ class TextClassification(Classification, TextEncoderTask):
     }
     uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions}
 
-    def __init__(self, settings: TextClassificationSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: TextClassificationSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self.classes: list[str] = []
         self._parts: Split[LabeledData] | None = None
         self._class_weights: Tensor | None = None

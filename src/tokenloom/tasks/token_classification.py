@@ -100,8 +100,8 @@ class TokenClassification(TextEncoderTask):
     uses: ClassVar[Mapping[str, type]] = {"predict": TagOptions}
     unit: str = "nats/word"
 
-    def __init__(self, settings: TokenClassificationSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: TokenClassificationSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self.classes: list[str] = []
         self._parts: Split[TaggedData] | None = None
         self._token_ids: dict[str, NDArray[np.int64]] = {}

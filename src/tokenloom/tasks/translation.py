@@ -136,8 +136,8 @@ class Translation(Seq2SeqTask):
         "rnn-attention": "the same, with attention over the source at every step",
     }
 
-    def __init__(self, settings: TranslationSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: TranslationSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self._tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None
 
     # Data.

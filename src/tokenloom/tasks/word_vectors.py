@@ -116,8 +116,8 @@ class WordVectorTask(Task):
         "export": ExportOptions,
     }
 
-    def __init__(self, settings: WordVectorSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: WordVectorSettings | None = None, source: str | None = None) -> None:
+        super().__init__(settings, source)
         self._vocabulary: Vocabulary | None = None
         self._sampling: NegativeSampling | None = None
         self.unit = "nats/pair" if self.settings.model == "skip-gram" else "nats/word"

@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, 
 from tokenloom.cli.output import STDIN, is_main_process
 from tokenloom.cli.parameters import with_options
 from tokenloom.errors import UserError
+from tokenloom.tasks import declared_actions
 from tokenloom.version import VERSION
 
 DATA = Annotated[
@@ -110,15 +111,8 @@ def sweep(data: Annotated[str, Parameter(help="a text to train on")], /, **given
     sweep_models(data, given)
 
 
-def evaluate(run: RUN, /, **given: Any) -> None:
-    """Evaluate RUN on the whole validation split of its data, or on all of other data."""
-    from tokenloom.cli.use import use_run
-
-    use_run("evaluate", run, given)
-
-
 def inspect(run: RUN, what: WHAT = None, /, **given: Any) -> None:
-    """Look inside RUN: inspect RUN attention, embeddings, neighbors WORD…, analogy A B C."""
+    """Look inside RUN: {}."""
     from tokenloom.cli.use import inspect_run
 
     inspect_run(run, what, given)
@@ -147,14 +141,15 @@ def tasks(**given: Any) -> None:
     show_tasks(given)
 
 
-# Actions of trained runs, by group of `--help`. The actions of a task are those that it declares; these lines are here
-# because importing the tasks, and with them torch, takes a second. A test compares them with the tasks.
-ACTIONS = {
-    "generate": ("Use", "Generate new data with RUN: text, images."),
-    "predict": ("Use", "Predict with RUN: a label, tags, a translation, the masked word."),
-    "score": ("Use", "Score text with RUN: its log-probability."),
-    "reconstruct": ("Use", "Encode and decode images with RUN of image-tokenizer."),
-    "export": ("Exchange", "Write RUN of word-vectors in a format that other programs read."),
+# Actions of tasks that do not declare them under `@action` yet.
+UNDECLARED = {
+    "predict": "Predict with RUN: a label, tags, a translation, the masked word.",
+    "reconstruct": "Encode and decode images with RUN of image-tokenizer.",
+    "export": "Write RUN of word-vectors in a format that other programs read.",
+    "inspect attention": "",
+    "inspect embeddings": "",
+    "inspect neighbors": "",
+    "inspect analogy": "",
 }
 
 
@@ -168,14 +163,16 @@ def _action(name: str, help: str) -> Callable[..., Any]:
     return act
 
 
+# Groups of `--help`, in this order. Actions of tasks are in "Use", unless they are named in ACTION_GROUPS.
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Train": (train, plan, sweep),
-    "Use": (evaluate,),
+    "Use": (),
     "Look inside": (inspect, info, compare, tasks),
     "Exchange": (),
     "Learn": (),
     "Data": (),
 }
+ACTION_GROUPS = {"export": "Exchange"}
 
 
 def make_app(tokens: Sequence[str]) -> App:
@@ -193,7 +190,10 @@ def make_app(tokens: Sequence[str]) -> App:
     rest = list(tokens[tokens.index(command) + 1 :]) if command else []
     groups = {name: Group(name, sort_key=place) for place, name in enumerate(COMMANDS)}
     named = {f.__name__: (f, group) for group, functions in COMMANDS.items() for f in functions}
-    named |= {name: (_action(name, help), group) for name, (group, help) in ACTIONS.items()}
+    actions = {**UNDECLARED, **declared_actions()}
+    for name, help in actions.items():
+        if not name.startswith(INSPECT):
+            named[name] = _action(name, help), ACTION_GROUPS.get(name, "Use")
     if command and rest and command not in (*named, "data", "lab") and _is_action(command, rest):
         named[command] = _action(command, f"{command.capitalize()} with RUN."), "Use"
     for name, (function, group) in named.items():

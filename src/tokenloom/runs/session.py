@@ -18,7 +18,7 @@ from tokenloom.errors import UserError
 from tokenloom.nn.modules import count_saved_numbers, device_of
 from tokenloom.nn.transformer import TransformerLayer
 from tokenloom.planning.estimate import Plan, make_plan
-from tokenloom.plotting.confusion_matrix import draw_confusion
+from tokenloom.plotting.heatmaps import draw_confusion
 from tokenloom.runs.events import Fitted, Planned, Prepared, PrerequisiteEvent
 from tokenloom.runs.folder import RunFolder, draw_curve, findable, task_of
 from tokenloom.runs.initialization import Origin, load_origin

@@ -1,4 +1,4 @@
-"""What a training will cost, before it starts: parameters, FLOPs, memory, and this machine's speed from a few steps."""
+"""Costs of a training that is about to begin: parameters, FLOPs and memory of its model, and measured speed."""
 
 from __future__ import annotations
 
@@ -27,23 +27,21 @@ from tokenloom.training.loop import Trainable, Trainer
 from tokenloom.training.optimizers import hidden_matrices
 from tokenloom.training.settings import TrainingSettings
 
-# Products of a weight with what comes in.
+# Modules that multiply their input with a weight.
 MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
 
 
 def flops_per_token(model: nn.Module, tokens: int) -> int:
-    """Floating-point operations to train one token: 6 × (numbers in linear maps) + 12 × L × D × tokens.
+    """Return training FLOPs per token: 6 × (weights of linear maps) + 12 × L × D × tokens.
 
-    A product costs 2 operations a number forward and 4 backward. Attention's two products cost 2 × 2 × D a pair
-    forward, three times that with backward; where it is causal, half of the pairs are left, and 6 × L × D × tokens. A
-    model names such attention in `causal`, by patterns (`decoder.*.attention`); an encoder has none. After Kaplan et
-    al. 2020, section 2.1. tokens: the length of a sequence. Products alone are counted, not norms, activations and the
-    optimizer.
+    A weight costs 2 FLOPs forward and 4 backward. The two products of attention cost 2 × 2 × D per pair of tokens
+    forward, three times that with backward; causal attention has half of the pairs, 6 × L × D × tokens. A model names
+    its causal attention by patterns (`decoder.*.attention`) in `causal`. After Kaplan et al. 2020, section 2.1. tokens:
+    length of a sequence. Norms, activations and the optimizer are not counted.
 
-    A map is applied to each token, unless the model's `places` says, by the map's name, to how many places of a whole
-    sample it is, which are then shared out over the tokens. A convolution makes 2 × (outputs) × (kernel area) ×
-    (channels in) operations forward: 2 a number at each place where its kernel lies; a transposed one at each place
-    that it reads.
+    A map is applied to each token, unless the model's `places` has its name: then to that many places per sample,
+    divided by the number of tokens. A convolution costs 2 × outputs × kernel area × input channels forward: 2 per
+    weight and position of the kernel; a transposed one, per input position.
     """
     places: Mapping[str, int] = getattr(model, "places", {})
     maps = [(name, part) for name, part in model.named_modules() if isinstance(part, MAPS)]
@@ -62,10 +60,10 @@ def flops_per_token(model: nn.Module, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a training needs on the device of a process, by what they hold.
+    """Bytes of a training on the device of a process.
 
-    Left out: what the framework itself takes, work space that lives for less than a step, and AdamW's step counters (4
-    bytes a parameter tensor).
+    Not included: memory of the framework, temporary workspace, and AdamW's step counters (4 bytes per parameter
+    tensor).
     """
 
     weights: int
@@ -75,34 +73,35 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All together."""
+        """The sum of all."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
 def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings, batch: Batch) -> Memory:
-    """Weights, gradients and optimizer state by their sizes; activations as the tensors saved for backward.
+    """Return the memory of a training: weights, gradients and optimizer state by size, activations by measurement.
 
-    AdamW keeps two tensors of a parameter's size, Muon one. batch: a micro-batch. With activation checkpointing, what
-    one layer saves while it goes backward comes on top.
+    AdamW stores two tensors of a parameter's size, Muon one. Activations are the tensors saved for the backward pass of
+    a micro-batch `batch`; with activation checkpointing, those of one recomputed layer are added.
     """
-    model = copy.deepcopy(model)  # a model may keep count of its batches
+    model = copy.deepcopy(model)  # a forward pass may change buffers
+    # Bytes by address of the storage, for each checkpointed layer and for all else.
     saved: dict[nn.Module | None, dict[int, int]] = {None: {}}
-    inside: list[nn.Module | None] = [None]
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    current: list[nn.Module | None] = [None]
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        at = storage.data_ptr()
-        if at not in own and at not in saved[None]:
-            saved[inside[0]][at] = storage.nbytes()
+        address = storage.data_ptr()
+        if address not in weights and address not in saved[None]:
+            saved[current[0]][address] = storage.nbytes()
         return tensor
 
     def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         note(inputs[0])
-        saved[layer], inside[0] = {}, layer
+        saved[layer], current[0] = {}, layer
 
     def leave(layer: nn.Module, inputs: object, output: object) -> None:
-        inside[0] = None
+        current[0] = None
 
     if settings.activation_checkpointing:
         for layer in (part for part in model.modules() if isinstance(part, TransformerLayer)):
@@ -114,16 +113,16 @@ def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings
         autocast(settings, device),
     ):
         terms = task.compute_loss(model, batch.to(device))
-    del terms  # only now may what was saved be freed, and its addresses be used again
-    kept = list(saved.values())
+    del terms  # keeps the saved tensors, and so their addresses, until here
+    outside, *layers = [sum(sizes.values()) for sizes in saved.values()]
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = hidden_matrices(model) if settings.optimizer == "muon" else set()
-    one = total_bytes(p for name, p in model.named_parameters() if name in matrices)
+    muon = total_bytes(p for name, p in model.named_parameters() if name in matrices)
     return Memory(
         weights=total_bytes(model.parameters()),
         gradients=total_bytes(trained),
-        optimizer=one + 2 * (total_bytes(trained) - one),
-        activations=sum(kept[0].values()) + max((sum(one.values()) for one in kept[1:]), default=0),
+        optimizer=muon + 2 * (total_bytes(trained) - muon),
+        activations=outside + max(layers, default=0),
     )
 
 
@@ -136,13 +135,13 @@ def seconds_per_step(
     budget: float = 0.7,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> float:
-    """The time of one step, measured on a copy of the model: the median of as many as fit in `budget` seconds.
+    """Return the median time of a step on a copy of the model, over as many steps as fit in `budget` seconds.
 
-    The first, in which all is made that later ones find, does not count.
+    The first step, which allocates and compiles, is not counted.
     """
-    # At rate 0 the work is the same, and no rate that the user chose can break the measurement.
-    still = replace(settings, lr=0.0, muon_lr=None if settings.muon_lr is None else 0.0)
-    trial = Trainer(task, copy.deepcopy(model).train(), still, batches, processes)
+    # With learning rate 0 the work is the same, and the loss cannot become NaN.
+    frozen = replace(settings, lr=0.0, muon_lr=None if settings.muon_lr is None else 0.0)
+    trial = Trainer(task, copy.deepcopy(model).train(), frozen, batches, processes)
 
     def seconds(step: int) -> float:
         start = time.perf_counter()
@@ -151,7 +150,7 @@ def seconds_per_step(
             torch.cuda.synchronize(trial.device)
         return time.perf_counter() - start
 
-    seconds(0)  # It may have compiled kernels, which is no part of the budget.
+    seconds(0)
     began = time.perf_counter()
     times = [seconds(1)]
     while len(times) < 49 and processes.run_on_rank0(lambda: time.perf_counter() - began < budget):
@@ -160,9 +159,9 @@ def seconds_per_step(
 
 
 def seconds_per_save(model: nn.Module, settings: TrainingSettings, folder: Path) -> float:
-    """The time to write one checkpoint of a training, measured by writing one into a folder of that disk, and removed.
+    """Return the time to write a checkpoint of a training, measured by writing one below a folder and removing it.
 
-    Raises UserError when there is no room for it.
+    Raise UserError when the disk is full.
     """
     muon = hidden_matrices(model) if settings.optimizer == "muon" else set()
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -174,9 +173,9 @@ def seconds_per_save(model: nn.Module, settings: TrainingSettings, folder: Path)
 
 
 def save_interval(step: float, save: float) -> int:
-    """Steps between checkpoints: half a minute of them, or as many as keep saving at 2 % of the time.
+    """Return the steps between checkpoints: those of 30 seconds, or more to limit saving to 2 % of the time.
 
-    step, save: the seconds that one takes. What a kill costs is at most the steps since the last checkpoint.
+    step, save: seconds per step, and per checkpoint.
     """
     return max(1, math.ceil(max(30.0, save / 0.02) / step))
 
@@ -188,10 +187,10 @@ def choose_threads(
     batches: BatchSource,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[TrainingSettings, float]:
-    """Settings with the number of threads decided, and seconds a step.
+    """Return settings with the number of threads, and the seconds per step.
 
-    On a CPU, one thread and all cores are each timed for a moment: on a busy machine more threads can be slower. The
-    processes of one machine share its cores, and the first decides.
+    On a CPU, one thread and all cores are timed: on a busy machine more threads can be slower. The processes of a
+    machine divide its cores, and the main process decides.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     given = settings.threads
@@ -214,7 +213,7 @@ def choose_threads(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training is going to be. unit: what targets are, in the plural."""
+    """The settings and costs of a training. unit: the name of targets, in the plural."""
 
     parameters: int
     flops_per_token: int
@@ -234,18 +233,20 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Counted targets a second, as measured."""
+        """Measured speed, in counted targets per second."""
         return self.targets_per_step / self.seconds_per_step
 
     @property
     def seconds(self) -> float:
-        """To finish, without evaluations."""
+        """Training time in seconds, without evaluations."""
         return self.steps * self.seconds_per_step
 
 
 def evaluations(steps: int, cost: float) -> int:
-    """How often to measure the validation part in a training of some steps: 20 times, or less where that would take
-    more than 15 % of the time, but once at least. cost: of one evaluation, in steps."""
+    """Return the number of evaluations in a training: 20, or fewer to limit them to 15 % of the time, at least one.
+
+    cost: of one evaluation, in steps.
+    """
     return min(20, steps, max(1, int(0.15 * steps / cost) if cost else 20))
 
 
@@ -260,17 +261,17 @@ def make_plan(
     folder: Path | None = None,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Plan:
-    """Measure, and fix what the measurement decides: threads, and steps when minutes were given.
+    """Measure the costs of a training, and set what depends on them: threads, steps, and intervals.
 
-    evaluation: what measuring the validation part once costs, in steps (see `evaluations`). folder: where checkpoints
-    are going to be written, or a folder on that disk; None when there will be none.
+    evaluation: cost of one evaluation, in steps (see `evaluations`). folder: for checkpoints, or another on the same
+    disk; None without checkpoints.
     """
     probe = processes.run_on_all(lambda: batches(0))
     settings, seconds = choose_threads(task, model, settings, batches, processes)
     if settings.minutes is not None:
-        # A little is kept back for saving, and for steps that are slower than the fastest.
-        room = settings.minutes * 60 * 0.94 / seconds
-        steps = max(1, int(room - evaluations(int(room), evaluation) * evaluation))
+        # 6 % are left for saving and for slower steps.
+        available = settings.minutes * 60 * 0.94 / seconds
+        steps = max(1, int(available - evaluations(int(available), evaluation) * evaluation))
         settings = replace(settings, steps=steps, minutes=None)
     steps = settings.steps or 1
     if settings.eval_every is None:
@@ -284,10 +285,10 @@ def make_plan(
     longest = max(stream.shape[1] for stream in probe[0].streams.values())
     memory = measure_memory(task, model, settings, probe[0])
     if processes.sharded:
-        parts = {
+        sharded = {
             name: -(-getattr(memory, name) // processes.world_size) for name in ("weights", "gradients", "optimizer")
         }
-        memory = replace(memory, **parts)
+        memory = replace(memory, **sharded)
     return Plan(
         parameters=count_parameters(model),
         flops_per_token=flops_per_token(model, longest),

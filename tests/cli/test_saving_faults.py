@@ -84,7 +84,7 @@ def test_nothing_but_cut_checkpoints_is_refused_by_name(name: str, refused: Refu
 def test_a_run_that_was_killed_before_its_first_checkpoint_says_so(refused: Refused, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
     line = refused("train", "--resume", "--out", copy, "-q")
-    assert "holds no checkpoint to go on from; --overwrite starts anew" in line
+    assert "has no checkpoint to resume from; --overwrite starts over" in line
 
 
 def test_a_run_without_its_tokenizer_or_with_another_is_not_resumed(

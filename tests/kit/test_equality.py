@@ -31,7 +31,7 @@ from tokenloom.runs.session import start_session
 from tokenloom.tasks import task_names
 from tokenloom.tasks.base import Task
 from tokenloom.training.batches import BatchContext, Batches
-from tokenloom.training.checkpoints import whole_tensors
+from tokenloom.training.checkpoints import full_tensors
 from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup
 from tokenloom.training.events import Finished, StepFinished
 from tokenloom.training.loop import Trainer
@@ -251,7 +251,7 @@ def two_steps(processes: ProcessGroup, run: Path, modes: list[str]) -> list[Any]
         trainer = Trainer(task, task.model, optimizing, batches, processes)
         for step in range(2):
             trainer.step(step, 10)
-        results.append(torch.cat([tensor.flatten() for tensor in whole_tensors(task.model).values()]).numpy())
+        results.append(torch.cat([tensor.flatten() for tensor in full_tensors(task.model).values()]).numpy())
     return results
 
 

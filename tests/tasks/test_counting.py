@@ -17,8 +17,7 @@ from tokenloom.config import flag
 from tokenloom.errors import UserError
 from tokenloom.runs.events import Counted, Prepared
 from tokenloom.runs.folder import RunFolder
-from tokenloom.runs.session import start_session
-from tokenloom.runs.session import summary
+from tokenloom.runs.session import start_session, summary
 from tokenloom.tasks.base import PreparedData
 from tokenloom.training.events import Evaluated, Finished
 from tokenloom.training.loop import NonFiniteLoss

@@ -16,8 +16,7 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.runs.events import Planned, Prepared
 from tokenloom.runs.folder import RunFolder
-from tokenloom.runs.session import TrainingSession, begin
-from tokenloom.runs.session import summary
+from tokenloom.runs.session import TrainingSession, begin, summary
 from tokenloom.training.events import Baseline, Evaluated, Finished, Saved, StepFinished
 
 # End to end.

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sharded import folder_of, make, prose
 from tiny_cli import SETTINGS
+from tokenloom.tasks._pretokenized import baseline_kept
 
 import tokenloom
 from tokenloom.data.pretokenized import streaming as streams
@@ -14,7 +15,6 @@ from tokenloom.data.pretokenized.shards import PretokenizedCorpus
 from tokenloom.errors import UserError
 from tokenloom.runs.events import Prepared
 from tokenloom.tasks import _pretokenized as module
-from tokenloom.tasks._pretokenized import baseline_kept
 from tokenloom.training.events import Baseline, StepFinished
 
 TINY = {**SETTINGS, "steps": 6, "batch_size": 4, "seed": 5}

@@ -144,7 +144,7 @@ def test_resume_needs_a_run(sums: str, tmp_path: Path) -> None:
     for event in tokenloom.start_session(sums, task=OWN, out=out, steps=6, eval_every=6, threads=1):
         if isinstance(event, StepFinished):
             break  # as a kill before the first checkpoint
-    with pytest.raises(UserError, match="holds no checkpoint to go on from; --overwrite starts anew"):
+    with pytest.raises(UserError, match="has no checkpoint to resume from; --overwrite starts over"):
         list(start_session(None, resume=True, out=out))
 
 

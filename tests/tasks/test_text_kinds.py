@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from frame_helpers import VERSE
+from tokenloom.tasks._lm_families.base import sliding
+from tokenloom.tasks._lm_families.table import MODELS
 
 import tokenloom
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.recurrent import RecurrentLM
-from tokenloom.tasks._lm_families.base import sliding
-from tokenloom.tasks._lm_families.table import MODELS
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import BatchContext
 

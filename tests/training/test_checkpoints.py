@@ -222,7 +222,7 @@ def test_numbers_that_are_not_finite_survive_in_the_state(tmp_path: Path) -> Non
 
 def test_without_a_whole_checkpoint_it_is_said(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="has no checkpoint"):
         checkpoints.newest_complete()
     save(checkpoints, 1)
     cut(checkpoints.path(1) / "model.safetensors")

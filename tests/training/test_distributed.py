@@ -16,8 +16,8 @@ from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
 from tokenloom.nn.hooks import Hooks
 from tokenloom.training.batches import Batches, evaluation_keys
-from tokenloom.training.checkpoints import load_weights, model_tensors, whole_tensors
-from tokenloom.training.distributed import DistributedGroup, checkpoint_activations, local_shard, whole
+from tokenloom.training.checkpoints import full_tensors, load_weights, model_tensors
+from tokenloom.training.distributed import DistributedGroup, checkpoint_activations, full_tensor, local_tensor
 from tokenloom.training.events import Evaluated, Saved, StepFinished
 from tokenloom.training.loop import NonFiniteLoss, Trainer, fit
 from tokenloom.training.muon import Muon
@@ -72,7 +72,7 @@ def shared(
     task, model = NextToken(), tiny_gpt(depth=2)
     batches = Batches(training, task.collate, **sizes, share=share)
     said = told(fit(task, model, settings, batches, validation, processes=processes.mode(mode), **more))
-    return said, {name: tensor.numpy() for name, tensor in whole_tensors(model).items()}
+    return said, {name: tensor.numpy() for name, tensor in full_tensors(model).items()}
 
 
 def _run(folder: Path) -> Any:
@@ -284,16 +284,16 @@ def _muon(processes: DistributedGroup, shape: tuple[int, int]) -> float:
     alone = nn.Parameter(start.clone())
     parts = Muon(model.parameters(), 0.05)
     straight = Muon([alone], 0.05)
-    from tokenloom.training.distributed import like
+    from tokenloom.training.distributed import shard_like
 
     for _ in range(3):
         gradient = torch.randn(shape, generator=chance)
         (p,) = model.parameters()
-        p.grad, alone.grad = like(gradient, p), gradient.clone()
+        p.grad, alone.grad = shard_like(gradient, p), gradient.clone()
         parts.step()
         straight.step()
-    assert local_shard(p).numel() <= max(1, -(-shape[0] // 2)) * shape[1], "each process has a part"
-    return float((whole(p.detach()) - alone).abs().max())
+    assert local_tensor(p).numel() <= max(1, -(-shape[0] // 2)) * shape[1], "each process has a part"
+    return float((full_tensor(p.detach()) - alone).abs().max())
 
 
 def test_what_processes_tell_each_other(tmp_path: Path) -> None:

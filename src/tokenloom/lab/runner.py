@@ -71,7 +71,7 @@ class Folder:
             if not resume and not overwrite:
                 raise UserError(
                     f"an interrupted run left {len(done)} finished rows in {self.path}: "
-                    "--resume goes on with it, --overwrite starts anew"
+                    "--resume goes on with it, --overwrite starts over"
                 )
             if resume:
                 plan["run"] = before["run"]

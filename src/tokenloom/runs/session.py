@@ -29,11 +29,11 @@ from tokenloom.training.batches import Batches
 from tokenloom.training.checkpoints import (
     Checkpoints,
     copy_tensors,
+    full_tensors,
     load_weights,
     model_tensors,
     save_weights,
     total_bytes,
-    whole_tensors,
 )
 from tokenloom.training.distributed import SINGLE_PROCESS, DistributedGroup, ProcessGroup, join
 from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Resumed, Saved, StepFinished
@@ -382,7 +382,7 @@ class TrainingSession:
                 if isinstance(event, Saved):
                     folder.drop_replaced()
             elif folder is None and isinstance(event, Evaluated) and event.best:
-                best = {name: tensor.clone() for name, tensor in whole_tensors(self.task.model).items()}
+                best = {name: tensor.clone() for name, tensor in full_tensors(self.task.model).items()}
             if isinstance(event, Finished):
                 self._restore_best(event, best, baseline)
                 event = self._with_final_metrics(event, prepared)
@@ -405,7 +405,7 @@ class TrainingSession:
         """Load the weights of the best evaluation into the model, and draw the loss curve."""
         if self.processes.sharded:
             # A sharded model can only be used by all processes together; each gets a whole one.
-            last = whole_tensors(self.task.model)
+            last = full_tensors(self.task.model)
             self.task.model = self.task.build_model(self.training.seed).to(device_of(self.task.model))
             copy_tensors(self.task.model, last)
         if self.folder is not None:

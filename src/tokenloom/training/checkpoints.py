@@ -24,7 +24,14 @@ from torch import Tensor, nn
 
 from tokenloom.config import flag
 from tokenloom.errors import UserError
-from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, like, read_shards, whole, write_shards
+from tokenloom.training.distributed import (
+    SINGLE_PROCESS,
+    ProcessGroup,
+    full_tensor,
+    read_shards,
+    shard_like,
+    write_shards,
+)
 from tokenloom.utils.files import atomic_path, file_sha256, sha256, sync, write_bytes, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -51,14 +58,14 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error}); earlier checkpoints are complete") from error
 
 
-def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return `model_tensors`, unsharded. All processes must call it."""
-    return {name: whole(tensor) for name, tensor in model_tensors(model).items()}
+    return {name: full_tensor(tensor) for name, tensor in model_tensors(model).items()}
 
 
 def save_weights(model: nn.Module, path: Path, processes: ProcessGroup = SINGLE_PROCESS) -> None:
     """Write the unsharded weights of a model as a safetensors file, atomically. Raise UserError if that fails."""
-    tensors = whole_tensors(model)
+    tensors = full_tensors(model)
     processes.run_on_rank0(lambda: _save_tensors(tensors, path))
 
 
@@ -100,7 +107,7 @@ def copy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors, named as by `model_tensors`, into a model."""
     with torch.no_grad():
         for name, tensor in model_tensors(model).items():
-            tensor.copy_(like(tensors[name], tensor))
+            tensor.copy_(shard_like(tensors[name], tensor))
 
 
 def read_checkpoint(
@@ -238,11 +245,11 @@ class Checkpoints:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{file}: damaged ({type(error).__name__}: {error})") from error
         if own != _state_hash(state):
-            raise UserError(f"{file}: altered since it was saved; an earlier checkpoint may be whole")
+            raise UserError(f"{file}: altered since it was saved; an earlier checkpoint may be complete")
         for name, expected in hashes:
             path = folder / name
             if not path.is_file() or file_sha256(path) != expected:
-                raise UserError(f"{path}: cut or altered since it was saved; an earlier checkpoint may be whole")
+                raise UserError(f"{path}: cut or altered since it was saved; an earlier checkpoint may be complete")
         return state, folder
 
     def newest_complete(self) -> tuple[dict[str, Any], Path, list[str]]:
@@ -260,7 +267,9 @@ class Checkpoints:
                 continue
             return state, folder, damaged
         raise UserError(
-            damaged[0] if damaged else f"{self.folder}: holds no checkpoint to go on from; --overwrite starts anew"
+            damaged[0]
+            if damaged
+            else f"{self.folder}: has no checkpoint to resume from; {flag('overwrite')} starts over"
         )
 
     def restore_weights(self, step: int, path: Path) -> None:

@@ -254,19 +254,19 @@ def join() -> ProcessGroup:
 # Sharded tensors.
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole of a sharded tensor. All processes must call it."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 
 
-def local_shard(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Return the shard of this process of a tensor."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
-def like(value: Tensor, parameter: Tensor) -> Tensor:
+def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
     """Return a copy of a whole tensor, on the device of a parameter and sharded like it, without communication.
 
     A tensor of another shape, such as a step counter, or one that is sharded already, is only copied.

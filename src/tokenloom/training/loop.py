@@ -33,7 +33,7 @@ from tokenloom.training.batches import (
 )
 from tokenloom.training.checkpoints import MODEL, OPTIMIZER, Checkpoints, load_strictly, read_checkpoint, save_weights
 from tokenloom.training.device import autocast
-from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, local_shard, whole
+from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup, full_tensor, local_tensor
 from tokenloom.training.events import Evaluated, Event, Finished, Resumed, Saved, StepFinished
 from tokenloom.training.losses import LossTerms, MetricSum
 from tokenloom.training.metrics import Metric, compute_metrics
@@ -221,7 +221,7 @@ class Trainer:
             raise NonFiniteLoss(f"step {step + 1}: the loss is {loss}; {ADVICE}")
 
         processes.all_reduce_gradients(self.parameters)
-        total_norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        total_norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         grad_norm, grad_clip = float(total_norm), settings.grad_clip or 0.0
         if grad_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, grad_clip, total_norm)
@@ -260,7 +260,7 @@ class Trainer:
         """
         check_groups(self.model, self.optimizers)
         # Sharded parameters must be unwrapped by all processes together.
-        named = [(name, local_shard(parameter)) for name, parameter in self.model.named_parameters()]
+        named = [(name, local_tensor(parameter)) for name, parameter in self.model.named_parameters()]
 
         def first_non_finite() -> str | None:
             return next((name for name, part in named if not bool(torch.isfinite(part).all())), None)
@@ -305,7 +305,7 @@ class Trainer:
             also = ", or the batch size or the seed," if changed[0] == "training" else ""
             raise UserError(
                 f"{folder}: the {changed[0]} data{also} are not those it was trained with;"
-                f" {flag('overwrite')} starts anew"
+                f" {flag('overwrite')} starts over"
             )
         weights, moments = read_checkpoint(state, folder, self.model)
         sharded = MODEL not in state["sha256"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.nn import ops
-from tokenloom.training.distributed import like, whole
+from tokenloom.training.distributed import full_tensor, shard_like
 
 # Coefficients of the quintic polynomial and number of iterations of Jordan et al.: singular values become 0.7 to 1.2.
 QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -45,11 +45,11 @@ class Muon(torch.optim.Optimizer):
             for p in params:
                 buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
-                updates.append(whole(p.grad.lerp(buffer, group["momentum"])))
+                updates.append(full_tensor(p.grad.lerp(buffer, group["momentum"])))
             for p, update in zip(params, orthogonalize(updates), strict=True):
                 rows, columns = update.shape
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(like(update, p), alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
+                p.add_(shard_like(update, p), alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
 
 def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.nn.transformer import Transformer
-from tokenloom.training.distributed import like
+from tokenloom.training.distributed import shard_like
 from tokenloom.training.muon import Muon
 from tokenloom.training.settings import TrainingSettings
 
@@ -110,4 +110,4 @@ def load_state_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]
         if name not in named or int(i) >= len(optimizers) or id(named[name]) not in owned[int(i)]:
             raise ValueError(f"the optimizer state of {name!r} belongs to another model or optimizer")
         parameter = named[name]
-        optimizers[int(i)].state[parameter][key] = like(value, parameter)
+        optimizers[int(i)].state[parameter][key] = shard_like(value, parameter)

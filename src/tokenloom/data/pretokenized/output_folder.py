@@ -45,7 +45,7 @@ class OutputFolder:
             if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder) and not self._only_ours():
                 raise UserError(f"--out {folder}: is there, and holds no tokenized text; give another name")
             if (folder / MANIFEST).is_file() and not overwrite:
-                raise UserError(f"--out {folder}: is there already, and finished; --overwrite starts anew")
+                raise UserError(f"--out {folder}: is there already, and finished; --overwrite starts over")
             folder.mkdir(parents=True, exist_ok=True)
             (folder / STDIN).touch()
         except (OSError, ValueError) as error:
@@ -73,13 +73,13 @@ class OutputFolder:
                 before = json.loads(path.read_text("utf-8"))
                 old, new = {**before["settings"], "text": before["text"]}, {**begun["settings"], "text": begun["text"]}
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"{path}: damaged; --overwrite starts anew") from None
+                raise UserError(f"{path}: damaged; --overwrite starts over") from None
             for name in new if "tokenizer" in before else ():
                 if old.get(name) != new[name]:
                     what = (
                         "the text is another" if name == "text" else f"--{name.replace('_', '-')} was {old.get(name)!r}"
                     )
-                    raise UserError(f"--out {self.folder}: was begun otherwise ({what}); --overwrite starts anew")
+                    raise UserError(f"--out {self.folder}: was begun otherwise ({what}); --overwrite starts over")
             if "tokenizer" in before:
                 assert isinstance(before, dict)
                 return before

@@ -169,7 +169,10 @@ class PretokenizedCorpus:
         tokenizer = load_tokenizer(path)
         if tokenizer.fingerprint() != self.content["tokenizer"]["fingerprint"]:
             raise UserError(f"{path}: not the tokenizer that made these ids; {_AGAIN}")
-        tokenizer.reason, tokenizer.notes = self.content["tokenizer"]["reason"], list(self.content["tokenizer"]["notes"])
+        tokenizer.reason, tokenizer.notes = (
+            self.content["tokenizer"]["reason"],
+            list(self.content["tokenizer"]["notes"]),
+        )
         return tokenizer
 
     def all_ids(self) -> ShardedIds:

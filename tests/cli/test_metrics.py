@@ -1,21 +1,11 @@
 """Metrics as text: numbers with units and intervals, and tables."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 
 from tokenloom.cli.metrics import MAX_CLASSES, metric_lines
-
-
-@dataclass(frozen=True)
-class Metric:
-    name: str
-    unit: str = ""
-    kind: str = "number"
-    label: str = ""
-    of: str = ""
-
+from tokenloom.training.metrics import Kind, Metric
 
 LOSS = [Metric("loss", "nats/token"), Metric("loss_ci95", kind="ci95", of="loss")]
 ACCURACY = [
@@ -26,7 +16,12 @@ ACCURACY = [
 
 
 def test_numbers_have_units_and_intervals_in_one_column() -> None:
-    declared = [*LOSS, *ACCURACY, Metric("perplexity"), Metric("num_targets", "tokens", "count", "evaluated on")]
+    declared = [
+        *LOSS,
+        *ACCURACY,
+        Metric("perplexity"),
+        Metric("num_targets", "tokens", kind="count", label="evaluated on"),
+    ]
     values = {"loss": 1.25, "loss_ci95": 0.03125, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
     assert metric_lines(declared, {**values, "perplexity": 1234.5, "num_targets": 4096}) == [
         "loss:         1.2500 ± 0.0312 nats/token (95 % interval)",
@@ -47,7 +42,7 @@ def test_numbers_have_units_and_intervals_in_one_column() -> None:
         ("sliding", "text", "sliding"),
     ],
 )
-def test_a_value_is_shown_by_its_kind(value: object, kind: str, shown: str) -> None:
+def test_a_value_is_shown_by_its_kind(value: object, kind: Kind, shown: str) -> None:
     assert metric_lines([Metric("mse", kind=kind)], {"mse": value}) == [f"mse: {shown}"]
 
 

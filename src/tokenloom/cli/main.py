@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, 
 
 from tokenloom.cli.output import STDIN, is_main_process
 from tokenloom.cli.parameters import with_options
+from tokenloom.cli.use import INSPECT
 from tokenloom.errors import UserError
 from tokenloom.tasks import declared_actions
 from tokenloom.version import VERSION
@@ -21,7 +22,7 @@ DATA = Annotated[
 ]
 RUN = Annotated[str, Parameter(help="a run folder, written by tokenloom train")]
 RUN_OR_TASK = Annotated[str, Parameter(name="RUN", help="a run folder, or the name of a task")]
-WHAT = Annotated[str | None, Parameter(help="attention, embeddings, neighbors, analogy: what the task of the run has")]
+WHAT = Annotated[str | None, Parameter(help="what to look at; the task of the run decides")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,13 +112,6 @@ def sweep(data: Annotated[str, Parameter(help="a text to train on")], /, **given
     sweep_models(data, given)
 
 
-def inspect(run: RUN, what: WHAT = None, /, **given: Any) -> None:
-    """Look inside RUN: {}."""
-    from tokenloom.cli.use import inspect_run
-
-    inspect_run(run, what, given)
-
-
 def info(run: RUN_OR_TASK, /, **given: Any) -> None:
     """Show the sizes, settings and metrics of RUN.
 
@@ -153,6 +147,16 @@ UNDECLARED = {
 }
 
 
+def _inspect(names: Sequence[str]) -> Callable[..., Any]:
+    def inspect(run: RUN, what: WHAT = None, /, **given: Any) -> None:
+        from tokenloom.cli.use import inspect_run
+
+        inspect_run(run, what, given)
+
+    inspect.__doc__ = f"Look inside RUN: inspect RUN {', '.join(names)}."
+    return inspect
+
+
 def _action(name: str, help: str) -> Callable[..., Any]:
     def act(run: RUN, /, **given: Any) -> None:
         from tokenloom.cli.use import use_run
@@ -167,7 +171,7 @@ def _action(name: str, help: str) -> Callable[..., Any]:
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Train": (train, plan, sweep),
     "Use": (),
-    "Look inside": (inspect, info, compare, tasks),
+    "Look inside": (info, compare, tasks),
     "Exchange": (),
     "Learn": (),
     "Data": (),
@@ -191,6 +195,8 @@ def make_app(tokens: Sequence[str]) -> App:
     groups = {name: Group(name, sort_key=place) for place, name in enumerate(COMMANDS)}
     named = {f.__name__: (f, group) for group, functions in COMMANDS.items() for f in functions}
     actions = {**UNDECLARED, **declared_actions()}
+    inspections = sorted(name.removeprefix(INSPECT) for name in actions if name.startswith(INSPECT))
+    named["inspect"] = _inspect(inspections), "Look inside"
     for name, help in actions.items():
         if not name.startswith(INSPECT):
             named[name] = _action(name, help), ACTION_GROUPS.get(name, "Use")

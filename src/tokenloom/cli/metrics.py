@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tokenloom.plotting.tables import plain_table
+
+if TYPE_CHECKING:
+    from tokenloom.training.metrics import Metric
 
 # A confusion matrix of more classes is too wide for a terminal: the most frequent confusions are listed instead.
 MAX_CLASSES = 12
 NUM_CONFUSIONS = 10
 
 
-class DeclaredMetric(Protocol):
-    """A metric as a task declares it: see `tokenloom.training.metrics.Metric`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def of(self) -> str: ...
-
-
-def metric_lines(declared: Sequence[DeclaredMetric], values: Mapping[str, Any]) -> list[str]:
+def metric_lines(declared: Sequence[Metric], values: Mapping[str, Any]) -> list[str]:
     """Return the metrics as lines, in the order of their declaration, tables last. Those without a value are left out.
 
     Intervals (kinds "ci95", "low" and "high") stand beside the metric that `of` names.
     """
-    bounds = {(m.of, m.kind): values[m.name] for m in declared if m.of and m.name in values}
+    bounds: dict[tuple[str, str], float] = {
+        (m.of, m.kind): values[m.name] for m in declared if m.of and m.name in values
+    }
     rows: list[tuple[str, str]] = []
     tables: list[str] = []
     for metric in declared:
@@ -54,7 +44,7 @@ def metric_lines(declared: Sequence[DeclaredMetric], values: Mapping[str, Any]) 
     return [*(f"{label:<{width}} {text}" for label, text in rows), *tables]
 
 
-def _with_interval(metric: DeclaredMetric, value: Any, bounds: Mapping[tuple[str, str], float]) -> str:
+def _with_interval(metric: Metric, value: Any, bounds: Mapping[tuple[str, str], float]) -> str:
     """Return a value with its unit and its interval, if there is one."""
     ends = [_number(bounds[key], metric.kind) for end in ("low", "high") if (key := (metric.name, end)) in bounds]
     half = bounds.get((metric.name, "ci95"), math.nan)

@@ -41,7 +41,7 @@ def test_every_word_is_labeled_once_in_a_window_that_it_fits(seed: int) -> None:
 
 
 def test_a_word_longer_than_the_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="word 1 has 9 pieces"):
+    with pytest.raises(ValueError, match="word 1 has 9 subtokens"):
         windows([1, 9], 8)
 
 

@@ -180,7 +180,7 @@ def test_states_fork_and_select_as_independent_values():
 def test_no_ngram_crosses_from_one_part_into_the_next():
     left, right = np.array([0, 1] * 20), np.array([2, 3] * 20)
     apart = Ngram.fit([left, right], 4, 3)
-    # 1 → 2 happens only across the border: after 1 the model knows 0 alone, and gives 2 what it gives any stranger.
+    # 1 → 2 happens only across the separator: after 1 the model knows 0 alone, and gives 2 what it gives any stranger.
     assert len(apart.levels[1].keys) == 4
     logs, _ = apart.step(torch.tensor([[0, 1]]), apart.init_state(1))
     assert logs[0, -1].argmax() == 0

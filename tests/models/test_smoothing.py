@@ -1,4 +1,4 @@
-"""Add-α and Jelinek–Mercer counts against their formulas with dictionaries, and documents that borders keep apart."""
+"""Add-k and Jelinek–Mercer smoothing against their formulas with dictionaries; separators between documents."""
 
 import itertools
 import math
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tokenloom.models.batch import Batch, Stream
-from tokenloom.models.ngram import Ngram, jelinek_mercer
+from tokenloom.models.ngram import Ngram, fit_jelinek_mercer
 from tokenloom.models.ngram_lm import NgramModel
-from tokenloom.models.ngram_smoothing import BUCKETS, Additive, JelinekMercer, KneserNey, best_weights
+from tokenloom.models.ngram_smoothing import BUCKETS, AddK, JelinekMercer, KneserNey, em_weights
 
 VOCAB = 6
 
@@ -31,17 +31,17 @@ def followed(counts: Counter, history: tuple) -> int:
     return sum(counts[(*history, w)] for w in range(VOCAB))
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.1])
+@pytest.mark.parametrize("k", [1.0, 0.1])
 @pytest.mark.parametrize("order", [1, 2, 4])
-def test_add_alpha_is_its_formula_whatever_was_seen(order: int, alpha: float) -> None:
+def test_add_k_is_its_formula(order: int, k: float) -> None:
     ids = text(1, 200)
-    model = Ngram.fit([ids], VOCAB, order, Additive(alpha))
+    model = Ngram.fit([ids], VOCAB, order, AddK(k))
     counts = counts_of(ids, order)
     asked = np.random.default_rng(0).integers(0, VOCAB, 80)
     found = model.log_probs(asked)
     for i, token in enumerate(asked):
         history = tuple(asked[max(0, i - order + 1) : i])
-        p = (counts[(*history, token)] + alpha) / (followed(counts, history) + alpha * VOCAB)
+        p = (counts[(*history, token)] + k) / (followed(counts, history) + k * VOCAB)
         assert found[i] == pytest.approx(math.log(p), abs=1e-12)
 
 
@@ -70,7 +70,7 @@ def test_the_weights_are_the_best_for_what_is_held_out() -> None:
     random = np.random.default_rng(0)
     relative, lower = random.random(3000) * (random.random(3000) < 0.7), 0.05 + 0.2 * random.random(3000)
     totals = np.repeat([1.0, 5.0, 100.0], 1000)
-    weights = best_weights(relative, totals, lower)
+    weights = em_weights(relative, totals, lower)
     for bucket, part in zip((0, 2, 6), np.split(np.arange(3000), 3), strict=True):
         grid = np.linspace(0, 0.999, 400)[:, None]
         best = np.log(grid * relative[part] + (1 - grid) * lower[part] + 1e-300).sum(1).argmax()
@@ -85,10 +85,10 @@ def test_interpolation_finds_weights_that_beat_adding_one() -> None:
     for i in range(1, len(ids)):
         ids[i] = (2 * ids[i - 1] + 1) % 5 if random.random() < 0.7 else random.integers(5)
     train, held = ids[:5000], ids[5000:]
-    smoothing = jelinek_mercer([train], VOCAB, 4)
+    smoothing = fit_jelinek_mercer([train], VOCAB, 4)
     loss = {
         name: -Ngram.fit([train], VOCAB, 4, way).log_probs(held).mean()
-        for name, way in (("interpolated", smoothing), ("add", Additive(1.0)))
+        for name, way in (("interpolated", smoothing), ("add", AddK(1.0)))
     }
     assert loss["interpolated"] < loss["add"]
     # The rule gives one token 0.7 + 0.3 / 5 and four 0.3 / 5 each: no model can do better than its entropy.
@@ -96,7 +96,7 @@ def test_interpolation_finds_weights_that_beat_adding_one() -> None:
     assert loss["interpolated"] == pytest.approx(entropy, abs=0.06)
 
 
-@pytest.mark.parametrize("smoothing", [KneserNey(), Additive(0.5), JelinekMercer(((0.6,) * BUCKETS,) * 3)])
+@pytest.mark.parametrize("smoothing", [KneserNey(), AddK(0.5), JelinekMercer(((0.6,) * BUCKETS,) * 3)])
 def test_every_distribution_sums_to_one(smoothing: object) -> None:
     model = Ngram.fit([text(7, 150)], VOCAB, 3, smoothing)  # type: ignore[arg-type]
     contexts = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
@@ -107,11 +107,11 @@ def test_every_distribution_sums_to_one(smoothing: object) -> None:
 END = 5
 
 
-@pytest.mark.parametrize("smoothing", [KneserNey(), Additive(1.0)])
+@pytest.mark.parametrize("smoothing", [KneserNey(), AddK(1.0)])
 def test_a_border_ends_one_document_and_begins_the_next(smoothing: object) -> None:
     documents = [text(8, 30), text(9, 1), text(10, 50)]
     run = np.array([END, *(i for document in documents for i in (*document, END))])
-    model = Ngram.fit([run], VOCAB, 3, smoothing, border=END)  # type: ignore[arg-type]
+    model = Ngram.fit([run], VOCAB, 3, smoothing, separator=END)  # type: ignore[arg-type]
     across = {(int(a), END, int(b)) for a, e, b in zip(run, run[1:], run[2:], strict=False) if e == END}
     grams = counts_of(run, 3)
     assert across

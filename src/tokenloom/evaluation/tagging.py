@@ -1,4 +1,4 @@
-"""Labeling words: windows over long sentences, counts for precision and recall, and spans of labels."""
+"""Token classification: windows over long sentences, counts for precision and recall, spans of BIO labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenloom.models.batch import IGNORE
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """Words start … stop − 1 are read together; those from `first` to `last` − 1 get their label here."""
+    """Words start … stop − 1 form a window; those from `first` to `last` − 1 are labeled in it."""
 
     start: int
     stop: int
@@ -23,24 +23,24 @@ class TokenWindow:
     last: int
 
 
-def windows(lengths: Sequence[int], room: int) -> list[TokenWindow]:
-    """Cut a sentence whose words have so many pieces into windows of at most `room` pieces.
+def windows(lengths: Sequence[int], max_length: int) -> list[TokenWindow]:
+    """Split a sentence, given the subtokens per word, into windows of at most `max_length` subtokens.
 
-    Neighbors overlap by up to a quarter of the room; each word is labeled in one window, that in which it stands
-    farther from the end. A word alone may not be longer than the room.
+    Neighboring windows overlap by up to a quarter of that; each word is labeled in the window where it is farther from
+    the edge. Raises ValueError for a longer word.
     """
     found: list[TokenWindow] = []
     start = first = 0
     while True:
         stop, used = start, 0
-        while stop < len(lengths) and used + lengths[stop] <= room:
+        while stop < len(lengths) and used + lengths[stop] <= max_length:
             used, stop = used + lengths[stop], stop + 1
         if stop == start:
-            raise ValueError(f"word {start} has {lengths[start]} pieces, and there is room for {room}")
+            raise ValueError(f"word {start} has {lengths[start]} subtokens, more than {max_length}")
         if stop == len(lengths):
             return [*found, TokenWindow(start, stop, first, stop)]
         after, overlap = stop, 0
-        while after > start + 1 and overlap + lengths[after - 1] <= room // 4:
+        while after > start + 1 and overlap + lengths[after - 1] <= max_length // 4:
             after, overlap = after - 1, overlap + lengths[after - 1]
         border = (after + stop + 1) // 2
         found.append(TokenWindow(start, stop, first, border))
@@ -48,7 +48,7 @@ def windows(lengths: Sequence[int], room: int) -> list[TokenWindow]:
 
 
 def count_labels(truth: Tensor, predicted: Tensor, labels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How many are right, are predicted and are there, a row and label: (B, labels) each.
+    """Return the correct, predicted and actual counts per row and label: (B, labels) each.
 
     truth, predicted: (B, N) int64; where truth is `IGNORE`, nothing counts.
     """
@@ -62,8 +62,7 @@ def count_labels(truth: Tensor, predicted: Tensor, labels: int) -> tuple[Tensor,
 
 
 def label_parts(labels: Sequence[str]) -> list[tuple[list[str], list[int]]]:
-    """Where every label is made of as many parts with "|" between them: for each part, its values and which of them
-    each label has."""
+    """Return for each part of labels joined by "|", such as features, its values and their index per label."""
     split = [label.split("|") for label in labels]
     count = len(split[0])
     if count == 1 or any(len(parts) != count for parts in split):
@@ -76,13 +75,13 @@ def label_parts(labels: Sequence[str]) -> list[tuple[list[str], list[int]]]:
 
 
 def looks_like_spans(labels: Sequence[str]) -> bool:
-    """Whether labels mark spans: "O", and others that begin with B- or I-."""
+    """Return whether labels are BIO: "O", and others that begin with B- or I-."""
     others = [label for label in labels if label != "O"]
     return "O" in labels and bool(others) and all(label[:2] in ("B-", "I-") and len(label) > 2 for label in others)
 
 
 def spans(labels: Sequence[str]) -> set[tuple[int, int, str]]:
-    """(start, stop, kind) of every span of BIO labels; an I- that continues nothing opens one, as conlleval has it."""
+    """Return (start, stop, type) of every span of BIO labels; an isolated I- begins a span, as in conlleval."""
     found: set[tuple[int, int, str]] = set()
     start, kind = 0, ""
     for n, label in enumerate([*labels, "O"]):
@@ -96,11 +95,11 @@ def spans(labels: Sequence[str]) -> set[tuple[int, int, str]]:
 
 
 def span_counts(truth: Tensor, predicted: Tensor, labels: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-    """How many spans are right, are predicted and are there, a row: (B,) each. Arguments as for `count_labels`."""
+    """Return the correct, predicted and actual spans per row: (B,) each. Arguments as for `count_labels`."""
     rows: list[tuple[int, int, int]] = []
-    for asked, given in zip(truth.tolist(), predicted.tolist(), strict=True):
-        kept = [n for n, label in enumerate(asked) if label != IGNORE]
-        there, found = (spans([labels[row[n]] for n in kept]) for row in (asked, given))
+    for actual, guess in zip(truth.tolist(), predicted.tolist(), strict=True):
+        kept = [n for n, label in enumerate(actual) if label != IGNORE]
+        there, found = (spans([labels[row[n]] for n in kept]) for row in (actual, guess))
         rows.append((len(there & found), len(found), len(there)))
     right, found_counts, there_counts = torch.tensor(rows, device=truth.device).unbind(1)
     return right, found_counts, there_counts
@@ -110,7 +109,7 @@ Encoded = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def encoded_window(words: Sequence[NDArray[np.int64]], labels: Sequence[int] | None, window: TokenWindow) -> Encoded:
-    """The pieces of a window's words, and their targets: the label at the first piece of each word labeled here."""
+    """Return the subtokens of a window, and targets: labels at the first subtoken of each labeled word."""
     pieces = words[window.start : window.stop]
     targets = np.full(sum(map(len, pieces)), IGNORE, np.int64)
     firsts = np.cumsum([0, *map(len, pieces)])[:-1]

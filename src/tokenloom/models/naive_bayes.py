@@ -1,4 +1,4 @@
-"""Multinomial naive Bayes: a text is a bag of tokens, drawn one by one from the distribution of its class.
+"""Multinomial naive Bayes: a text is a bag of tokens, independent given its class.
 
 Manning, Raghavan & Schütze 2008, "Introduction to Information Retrieval", section 13.2.
 """
@@ -20,9 +20,9 @@ from tokenloom.nn.hooks import Hooks
 class NaiveBayes(nn.Module):
     """log p(c) + Σ_n log p(w_n | c), with p(w | c) = (count of w in c + α) / Σ_v (count of v in c + α).
 
-    Counts are kept as they are, so that α can be chosen afterwards; products are sums of logarithms in float64.
-    Buffers: `counts` (classes, vocab) and `texts` (classes,), float64; `alpha` (). A token that occurs in no class says
-    nothing, and is not in the sum over v: a vocabulary learned from the same texts would not hold it.
+    Raw counts are stored, so that α can be chosen afterwards; computed with logarithms in float64.
+    Buffers: `counts` (classes, vocab) and `texts` (classes,), float64; `alpha` (). A token that occurs in no class is
+    ignored, and is not in the sum over v.
     """
 
     counts: Tensor
@@ -46,7 +46,7 @@ class NaiveBayes(nn.Module):
         alpha: float,
         without: Sequence[int] = (),
     ) -> NaiveBayes:
-        """Count rows of ids (n,) and their classes. without: ids that do not count. Raises ValueError for a class
+        """Count rows of ids (n,) and their classes. without: ids to ignore. Raises ValueError for a class
         without texts."""
         model = cls(vocab_size, outputs)
         lengths = np.array([len(row) for row in rows])
@@ -62,14 +62,14 @@ class NaiveBayes(nn.Module):
         return model
 
     def log_likelihood(self) -> Tensor:
-        """log p(w | c), (classes, vocab); 0 for tokens that say nothing."""
+        """Return log p(w | c), (classes, vocab); 0 for ignored tokens."""
         known = self.counts.sum(0) > 0
         smoothed = self.counts + self.alpha
         total = (smoothed * known).sum(1, keepdim=True)
         return torch.where(known, smoothed.log() - total.log(), 0.0)
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
-        """log p(c, text) for the stream "text", (B, classes)."""
+        """Return log p(c, text) for the stream "text", (B, classes)."""
         text = batch["text"]
         prior = (self.texts / self.texts.sum()).log()
         each = self.log_likelihood().T[text.tokens]

@@ -1,7 +1,7 @@
-"""An n-gram model: it predicts a token from the n − 1 tokens before it, by counts. `smoothing.py` has the formulas.
+"""An n-gram model: predicts a token from the n − 1 tokens before it, by counts. Formulas: `ngram_smoothing.py`.
 
-Each n-gram keeps its finished probability, each context γ, the share that it leaves to the next shorter one; a lookup
-climbs from short to long and keeps the longest match.
+Each n-gram has its smoothed probability, each context γ, the weight of the next shorter one; a lookup goes from short
+to long contexts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenloom.models.ngram_smoothing import (
-    HELD_OUT,
+    HELD_OUT_FRACTION,
     Floats,
     Integers,
     JelinekMercer,
@@ -22,12 +22,12 @@ from tokenloom.models.ngram_smoothing import (
     Level,
     Relative,
     Smoothing,
-    best_weights,
     checked,
-    levels_of,
+    context_lengths,
+    em_weights,
     lookup,
-    room_of,
-    shifted,
+    shift_right,
+    smoothed_levels,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NgramState:
-    """The last tokens of each row: a value, never changed in place.
+    """The last tokens of each row; immutable.
 
     tail: (B, order − 1) int64, oldest first, −1 where a row has been fed fewer tokens than that.
     lengths: (B,) int64, how many tokens each row has been fed.
@@ -48,11 +48,11 @@ class NgramState:
     lengths: Tensor
 
     def select(self, rows: Tensor) -> NgramState:
-        """A new state of the given rows (B′,), in that order; a row may be taken more than once."""
+        """Return a new state of the given rows (B′,); a row may be repeated."""
         return NgramState(self.tail[rows], self.lengths[rows])
 
     def repeat(self, n: int) -> NgramState:
-        """A new state in which every row stands n times in a row."""
+        """Return a new state with each row repeated n times."""
         return NgramState(self.tail.repeat_interleave(n, 0), self.lengths.repeat_interleave(n, 0))
 
 
@@ -60,16 +60,15 @@ class NgramState:
 class Ngram:
     """An n-gram model that scores text (`log_probs`) and is sampled like any other model (`init_state`, `step`).
 
-    Make one with `fit`. levels[m − 1] holds the n-grams of length m, for m = 1 … order. interpolated: whether shorter
-    contexts have a say; else what a context leaves is shared out evenly. border: an id that ends one document and
-    begins the next.
+    Use `fit`. levels[m − 1]: the n-grams of length m, for m = 1 … order. interpolated: whether shorter contexts are
+    interpolated; otherwise the remaining probability is uniform. separator: an id between documents.
     """
 
     vocab_size: int
     order: int
     levels: tuple[Level, ...]
     interpolated: bool = True
-    border: int | None = None
+    separator: int | None = None
 
     @classmethod
     def fit(
@@ -79,9 +78,9 @@ class Ngram:
         order: int = 6,
         smoothing: Smoothing | None = None,
         *,
-        border: int | None = None,
+        separator: int | None = None,
     ) -> Self:
-        """Count the parts and smooth the counts, by interpolated Kneser–Ney with one discount a level unless given.
+        """Count the parts and smooth the counts, by default by interpolated Kneser–Ney with one discount per level.
 
         parts: independent documents, each a 1-D integer array of ids in 0 … vocab − 1; no n-gram crosses
         from one into the next, and the start of a document counts as one more possible left neighbor of
@@ -95,21 +94,20 @@ class Ngram:
         if not sum(map(len, arrays)):
             raise ValueError("an n-gram model needs at least one token to count")
         smoothing = KneserNey() if smoothing is None else smoothing
-        levels = tuple(levels_of(arrays, vocab_size, order, smoothing, border))
-        return cls(vocab_size, order, levels, smoothing.interpolated, border)
+        levels = tuple(smoothed_levels(arrays, vocab_size, order, smoothing, separator))
+        return cls(vocab_size, order, levels, smoothing.interpolated, separator)
 
     @property
     def context(self) -> int:
-        """How many of the last tokens a prediction depends on: order − 1."""
+        """Return the number of tokens a prediction depends on: order − 1."""
         return self.order - 1
 
     def log_probs(self, ids: NDArray[Any], windows: int | None = None) -> Floats:
-        """Log-probability in nats of every token given the tokens before it, at most order − 1 of them.
+        """Return the log-probability of every token given up to order − 1 tokens before it.
 
-        ids: (N,) one running text, or (B, N) rows that each stand alone. windows: cut a running text into
-        windows of that many tokens that know nothing of what stands before them (the last one may be
-        shorter). Returns float64 in the shape of ids. Raises ValueError for ids out of range and for
-        windows below 1.
+        ids: (N,) one running text, or (B, N) rows that each stand alone. windows: split a running text into
+        windows of that many tokens without context before them (the last one may be shorter). Returns float64 in the
+        shape of ids. Raises ValueError for ids out of range and for windows below 1.
         """
         ids = np.asarray(ids)
         if windows is not None and (windows < 1 or ids.ndim != 1):
@@ -119,20 +117,20 @@ class Ngram:
         tokens = checked(ids.reshape(-1), self.vocab_size)
         length = windows or max(ids.shape[-1], 1)
         cuts = np.arange(length, len(tokens), length)
-        room = np.concatenate([room_of(part, self.border) for part in np.split(tokens, cuts)])
-        depth = np.where(tokens == self.border, 0, room)
+        available = np.concatenate([context_lengths(part, self.separator) for part in np.split(tokens, cuts)])
+        depth = np.where(tokens == self.separator, 0, available)
         probs = np.full(len(tokens), 1.0 / self.vocab_size)
         for size, (level, contexts) in enumerate(self._climb(tokens, depth)):
-            contexts = shifted(contexts) if size else contexts
-            contexts[room < size] = -1
-            self._refine(probs, level, contexts, room >= size, tokens)
+            contexts = shift_right(contexts) if size else contexts
+            contexts[available < size] = -1
+            self._refine(probs, level, contexts, available >= size, tokens)
         return np.asarray(np.log(probs, out=probs).reshape(ids.shape))
 
     def log_probs_after(self, ids: NDArray[Any], depth: NDArray[Any], targets: NDArray[Any]) -> Floats:
-        """Log-probability (B, N) of a target after each token of some rows, given the tokens up to it.
+        """Return the log-probability (B, N) of a target after each token of some rows.
 
-        ids, targets: (B, N). depth: (B, N) how many tokens of its own document stand before each token in its row;
-        negative for a token that only pads.
+        ids, targets: (B, N). depth: (B, N) the number of tokens of its document before each token in its row;
+        negative for padding.
         """
         tokens, wanted = checked(ids.reshape(-1), self.vocab_size), checked(targets.reshape(-1), self.vocab_size)
         known = depth.reshape(-1)
@@ -154,16 +152,16 @@ class Ngram:
         probs[known[found >= 0]] = level.probs[found[found >= 0]]
 
     def init_state(self, batch: int, rows: Sequence[int] | None = None) -> NgramState:
-        """The state of `batch` rows that have seen nothing yet."""
+        """Return the state of `batch` rows without tokens."""
         import torch
 
         tail = torch.full((batch, self.order - 1), -1, dtype=torch.int64)
         return NgramState(tail, torch.zeros(batch, dtype=torch.int64))
 
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, NgramState]:
-        """Feed N tokens to each row, as `StepModel.step` says; the log-probabilities (B, N, vocab) are float64.
+        """Feed N tokens to each row as `StepModel.step`; the log-probabilities (B, N, vocab) are float64.
 
-        The state handed in is left as it was. Raises ValueError for ids out of range, for counts outside
+        The given state is not changed. Raises ValueError for ids out of range, for counts outside
         1 … N, and for a state of another kind or another number of rows.
         """
         import torch
@@ -174,19 +172,19 @@ class Ngram:
             raise ValueError(f"step needs a state of {batch} rows made by init_state() of an order-{self.order} model")
         if n < 1 or taken.shape != (batch,) or not bool(((taken >= 1) & (taken <= n)).all()):
             raise ValueError(f"counts must be {batch} numbers in 1 … {n}, not {taken.tolist()}")
-        # What stands past counts means nothing and may be any filler, so it is overwritten with a valid id.
+        # Padding past counts may be any value, so it is overwritten with a valid id.
         fresh = tokens.cpu().masked_fill(torch.arange(n) >= taken[:, None], 0)
         joined = torch.cat([state.tail, fresh], 1)
         tail = joined.gather(1, taken[:, None] + torch.arange(self.context))
-        # Where what is known of a row begins; after that, at the last border.
+        # The start of a row's tokens, or its last separator.
         index = np.broadcast_to(np.arange(joined.shape[1]), joined.shape)
         begin = (state.tail < 0).sum(1, keepdim=True).numpy()
-        depth = index - np.maximum.accumulate(np.where(joined.numpy() == self.border, index, begin), axis=1)
+        depth = index - np.maximum.accumulate(np.where(joined.numpy() == self.separator, index, begin), axis=1)
         probs = self.distributions(joined.numpy(), depth)[:, -n:]
         return torch.from_numpy(np.log(probs, out=probs)).to(tokens.device), NgramState(tail, state.lengths + taken)
 
     def distributions(self, ids: Integers, depth: NDArray[Any]) -> Floats:
-        """(B, N, vocab): the distribution of the token after each token; see `log_probs_after`."""
+        """Return the distribution of the token after each token, (B, N, vocab); see `log_probs_after`."""
         known = depth.reshape(-1)
         tokens = ids.reshape(-1)
         checked(tokens[known >= 0], self.vocab_size)
@@ -198,49 +196,51 @@ class Ngram:
         return probs.reshape(*ids.shape, self.vocab_size)
 
     def _climb(self, tokens: Integers, depth: NDArray[Any]) -> Iterator[tuple[Level, Integers]]:
-        """For each level, at each token: the number of the context that ends with it, or −1 where there is none: too
-        few tokens before, or never seen. depth: see `log_probs_after`."""
+        """Yield for each level the number of the context that ends at each token, −1 where it is unseen or too short.
+
+        depth: see `log_probs_after`.
+        """
         contexts = np.zeros(len(tokens), dtype=np.int64)
         for m, level in enumerate(self.levels, start=1):
             yield level, contexts.copy()
-            before = shifted(contexts) if m > 1 else contexts
+            before = shift_right(contexts) if m > 1 else contexts
             asked = np.flatnonzero((before >= 0) & (depth >= m - 1))
             contexts = np.full(len(tokens), -1, dtype=np.int64)
             if m < self.order:
                 contexts[asked] = lookup(level.keys, before[asked] * self.vocab_size + tokens[asked])
 
 
-def jelinek_mercer(
-    parts: Sequence[NDArray[Any]], vocab_size: int, order: int, border: int | None = None
+def fit_jelinek_mercer(
+    parts: Sequence[NDArray[Any]], vocab_size: int, order: int, separator: int | None = None
 ) -> JelinekMercer:
-    """Weights found on the last tenth of the parts, with counts of the rest, from short n-grams to long ones."""
+    """Fit weights on the last tenth of the parts with counts of the rest, from short n-grams to long ones."""
     tokens = np.concatenate([checked(part, vocab_size) for part in parts])
     ends = np.cumsum([len(part) for part in parts])
-    cut = min(max(1, round(len(tokens) * (1 - HELD_OUT))), len(tokens) - 1)
+    cut = min(max(1, round(len(tokens) * (1 - HELD_OUT_FRACTION))), len(tokens) - 1)
     kept = [part for part in np.split(tokens[:cut], ends[ends < cut]) if len(part)]
     held = [part for part in np.split(tokens[cut:], ends[ends > cut] - cut) if len(part)]
-    raw = Ngram.fit(kept, vocab_size, order, Relative(), border=border)
+    raw = Ngram.fit(kept, vocab_size, order, Relative(), separator=separator)
     text = np.concatenate(held)
-    room = np.concatenate([room_of(part, border) for part in held])
-    depth = np.where(text == border, 0, room)
+    available = np.concatenate([context_lengths(part, separator) for part in held])
+    depth = np.where(text == separator, 0, available)
     probs = np.full(len(text), 1.0 / vocab_size)
     weights = []
     for size, (level, contexts) in enumerate(raw._climb(text, depth)):
-        contexts = shifted(contexts) if size else contexts
-        contexts[room < size] = -1
+        contexts = shift_right(contexts) if size else contexts
+        contexts[available < size] = -1
         known = np.flatnonzero(contexts >= 0)
         known = known[level.gamma[contexts[known]] > 0]
         totals = level.gamma[contexts[known]]
         found = lookup(level.keys, contexts[known] * vocab_size + text[known])
         relative = np.where(found >= 0, level.probs[found], 0.0)
-        weights.append(best_weights(relative, totals, probs[known]))
+        weights.append(em_weights(relative, totals, probs[known]))
         share = JelinekMercer(tuple(weights)).shares(size + 1, totals)
         probs[known] = share * relative + (1 - share) * probs[known]
     return JelinekMercer(tuple(weights))
 
 
 def _spread(probs: Floats, level: Level, contexts: Integers, vocab_size: int) -> None:
-    """Refine distributions (rows, vocab) in place by one level; rows whose context is −1 stay as they are."""
+    """Refine distributions (rows, vocab) in place by one level, except rows with context −1."""
     rows = np.flatnonzero(contexts >= 0)
     contexts = contexts[rows]
     shares = np.ones(len(probs))
@@ -248,7 +248,7 @@ def _spread(probs: Floats, level: Level, contexts: Integers, vocab_size: int) ->
     probs *= shares[:, None]  # in place: the table may be large
     first = np.searchsorted(level.keys, contexts * vocab_size)
     sizes = np.searchsorted(level.keys, (contexts + 1) * vocab_size) - first
-    # Successors of one context are neighbors: list first, first + 1, … for every row, end to end.
+    # Successors of one context are adjacent: first, first + 1, … for every row, concatenated.
     steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     entries = np.repeat(first, sizes) + steps
     probs[np.repeat(rows, sizes), level.keys[entries] % vocab_size] = level.probs[entries]

@@ -1,4 +1,4 @@
-"""A counted language model as a module: its tables are buffers, saved and loaded as any weights are."""
+"""The n-gram model as a module: its tables are buffers, saved and loaded like weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tokenloom.nn.hooks import Hooks
 
 
 class NgramModel(nn.Module):
-    """An `Ngram` behind `forward`, `init_state` and `step`. It counts on the CPU, wherever its tables are kept.
+    """An `Ngram` with `forward`, `init_state` and `step`. It computes on the CPU, on whatever device its buffers are.
 
-    sizes: how many n-grams there are of length 1, 2, … order. interpolated, border: see `Ngram`.
+    sizes: the number of n-grams of length 1, 2, … order. interpolated, separator: see `Ngram`.
     """
 
     def __init__(
-        self, vocab_size: int, sizes: Sequence[int], *, interpolated: bool = True, border: int | None = None
+        self, vocab_size: int, sizes: Sequence[int], *, interpolated: bool = True, separator: int | None = None
     ) -> None:
         super().__init__()
         self.vocab_size, self.order = vocab_size, len(sizes)
-        self.interpolated, self.border = interpolated, border
+        self.interpolated, self.separator = interpolated, separator
         for m, (size, contexts) in enumerate(zip(sizes, [1, *sizes], strict=False), start=1):
             self.register_buffer(f"keys_{m}", torch.zeros(size, dtype=torch.int64))
             self.register_buffer(f"probs_{m}", torch.zeros(size, dtype=torch.float64))
@@ -34,9 +34,9 @@ class NgramModel(nn.Module):
 
     @classmethod
     def of(cls, ngram: Ngram) -> Self:
-        """The module of a model that is fitted; it takes over the tables without a copy."""
+        """Return the module of a fitted model, sharing its tables."""
         sizes = [len(level.keys) for level in ngram.levels]
-        model = cls(ngram.vocab_size, sizes, interpolated=ngram.interpolated, border=ngram.border)
+        model = cls(ngram.vocab_size, sizes, interpolated=ngram.interpolated, separator=ngram.separator)
         for m, level in enumerate(ngram.levels, start=1):
             for name in ("keys", "probs", "gamma"):
                 setattr(model, f"{name}_{m}", torch.from_numpy(getattr(level, name)))
@@ -44,27 +44,27 @@ class NgramModel(nn.Module):
 
     @property
     def ngram(self) -> Ngram:
-        """The tables as what can be asked."""
+        """Return the tables as an `Ngram`."""
 
         def table(name: str, m: int) -> Any:
             return self.get_buffer(f"{name}_{m}").cpu().numpy()
 
         levels = (Level(table("keys", m), table("probs", m), table("gamma", m)) for m in range(1, self.order + 1))
-        return Ngram(self.vocab_size, self.order, tuple(levels), self.interpolated, self.border)
+        return Ngram(self.vocab_size, self.order, tuple(levels), self.interpolated, self.separator)
 
     @property
     def context(self) -> int:
-        """How many of the last tokens a prediction depends on."""
+        """Return the number of tokens a prediction depends on."""
         return self.order - 1
 
     def forward(self, batch: Batch, cache: None = None, hooks: Hooks | None = None) -> Tensor:
-        """log p (B, N, vocab) of the token after each token of the stream "text", in float64."""
+        """Return log p (B, N, vocab) of the token after each token of the stream "text", in float64."""
         text = batch["text"]
         probs = self.ngram.distributions(text.tokens.cpu().numpy(), text.depths().cpu().numpy())
         return torch.from_numpy(probs).log_().to(text.tokens.device)
 
     def log_probs(self, batch: Batch, targets: Tensor) -> Tensor:
-        """log p (B, N) of the targets alone, 0 where they are `IGNORE`: the same numbers without the large table."""
+        """Return log p (B, N) of the targets, 0 where they are `IGNORE`, without the (B, N, vocab) table."""
         text, counted = batch["text"], targets != IGNORE
         ids, depths, wanted = (t.cpu().numpy() for t in (text.tokens, text.depths(), targets.masked_fill(~counted, 0)))
         return torch.from_numpy(self.ngram.log_probs_after(ids, depths, wanted)).to(targets.device) * counted

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.gpt import GPT, GPTConfig
-from tokenloom.models.ngram import Ngram, jelinek_mercer
+from tokenloom.models.ngram import Ngram, fit_jelinek_mercer
 from tokenloom.models.ngram_lm import NgramModel
-from tokenloom.models.ngram_smoothing import Additive, KneserNey, Smoothing
+from tokenloom.models.ngram_smoothing import AddK, KneserNey, Smoothing
 from tokenloom.models.recurrent import RecurrentConfig, RecurrentLM
 from tokenloom.nn.modules import device_of
 from tokenloom.tasks._sizes import size_preset
@@ -54,8 +54,8 @@ class ModelFamily(ABC):
     def build(self, config: dict[str, Any], seed: int) -> nn.Module:
         """Return a model of the sizes that `resolve` returned."""
 
-    def fit(self, config: dict[str, Any], ids: NDArray[Any], border: int | None) -> nn.Module:
-        """Return a model fitted to a run of ids; sizes that are found go into the config. border: the end token."""
+    def fit(self, config: dict[str, Any], ids: NDArray[Any], separator: int | None) -> nn.Module:
+        """Return a model fitted to a run of ids; sizes that are found go into the config. separator: the end token."""
         raise NotImplementedError
 
     def recipe(self, settings: Any) -> dict[str, Any]:
@@ -218,19 +218,19 @@ class NgramFamily(ModelFamily):
         if "sizes" not in config:
             raise UserError("the sizes of an n-gram model are known once it is fitted")
         interpolated = config["ngram_smoothing"] != "add-k"
-        return NgramModel(config["vocab_size"], config["sizes"], interpolated=interpolated, border=config["border"])
+        return NgramModel(config["vocab_size"], config["sizes"], interpolated=interpolated, separator=config["separator"])
 
-    def fit(self, config: dict[str, Any], ids: NDArray[Any], border: int | None) -> NgramModel:
+    def fit(self, config: dict[str, Any], ids: NDArray[Any], separator: int | None) -> NgramModel:
         vocab_size, order = config["vocab_size"], config["ngram_order"]
         if len(ids) * vocab_size > MAX_KEY:
             raise UserError(f"--vocab-size {vocab_size:,}: too many different ids for a text of {len(ids):,} tokens")
         smoothing: Smoothing = KneserNey(modified=config["ngram_smoothing"] == "modified-kneser-ney")
         if config["ngram_smoothing"] == "add-k":
-            smoothing = Additive(config["add_k"])
+            smoothing = AddK(config["add_k"])
         elif config["ngram_smoothing"] == "jelinek-mercer":
-            smoothing = jelinek_mercer([ids], vocab_size, order, border)
-        model = NgramModel.of(Ngram.fit([ids], vocab_size, order, smoothing, border=border))
-        config |= {"sizes": [len(level.keys) for level in model.ngram.levels], "border": border}
+            smoothing = fit_jelinek_mercer([ids], vocab_size, order, separator)
+        model = NgramModel.of(Ngram.fit([ids], vocab_size, order, smoothing, separator=separator))
+        config |= {"sizes": [len(level.keys) for level in model.ngram.levels], "separator": separator}
         return model
 
     def loss_term(self, model: nn.Module, batch: Batch) -> LossTerm:

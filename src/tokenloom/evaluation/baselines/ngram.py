@@ -1,4 +1,4 @@
-"""The line to beat: what an n-gram model needs for the same validation text."""
+"""The baseline of text generation: the loss of an n-gram model on the same validation text."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from tokenloom.models.ngram import Ngram
 from tokenloom.training.events import Baseline
 
 ORDER = 6
-# Counting more text than this takes longer than it is worth for a line of comparison.
+# Counts at most this many characters of the training text, which bounds the time.
 MAX_CHARACTERS = 6_000_000
 
 
 def ngram_baseline(training: TextData, validation: TextData, *, targets: int, skip: int = 0) -> Baseline:
-    """An interpolated Kneser–Ney n-gram over characters, with running context, in nats a token of the model.
+    """An interpolated Kneser–Ney n-gram over characters, with running context, in nats per token of the model.
 
-    targets: among how many tokens its nats are shared out. skip: how many characters at the very start are given to
-    the model and asked of nobody. The n-gram knows every character of both texts, and counts those of the training.
+    targets: number of tokens by which its nats are divided. skip: characters at the start that are not scored. The
+    alphabet is that of both texts; only the training text is counted.
     """
     note = "over characters, with running context"
     kept: list[str] = []
-    room = MAX_CHARACTERS
+    remaining = MAX_CHARACTERS
     for document in training.documents:
-        if room <= 0:
+        if remaining <= 0:
             note += f", from the first {MAX_CHARACTERS:,} characters of the training text"
             break
-        kept.append(document.text[:room])
-        room -= len(document.text)
+        kept.append(document.text[:remaining])
+        remaining -= len(document.text)
     held = [document.text for document in validation.documents]
     points = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in (*kept, *held)]
     known, ids = np.unique(np.concatenate(points), return_inverse=True)

@@ -14,9 +14,9 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.nn import ops
 from tokenloom.nn.modules import count_parameters
-from tokenloom.planning import costs as footprint
-from tokenloom.planning.costs import Sizes, Work, activation_bytes, memory, parameters
-from tokenloom.planning.estimate import flops_per_token, measure_memory
+from tokenloom.planning import costs
+from tokenloom.planning.costs import Work, activation_bytes, flops_per_token, memory, planned_model
+from tokenloom.planning.estimate import measure_memory
 from tokenloom.planning.forecast import Training, forecast, forecasts
 from tokenloom.planning.hardware import Hardware, built_in
 
@@ -53,15 +53,14 @@ def batch_of(config: GPTConfig, rows: int, borders: bool = False) -> Batch:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parameters_and_flops_are_those_of_the_model(preset: str, variant: str) -> None:
     config = config_of(preset, DEEP, **VARIANTS[variant])
-    model, sizes = GPT(config), Sizes.of(config)
-    assert parameters(sizes) == count_parameters(model)
-    assert footprint.flops_per_token(sizes) == flops_per_token(model, config.context)
-
-
-def test_parameters_of_an_mlp_that_says_little() -> None:
-    for mlp in ({"kind": "plain"}, {"kind": "gated"}, {"kind": "gated", "bias": True}, {"kind": "plain", "hidden": 10}):
-        config = config_of("modern", mlp=mlp)
-        assert parameters(Sizes.of(config)) == count_parameters(GPT(config))
+    model, planned = GPT(config), planned_model(config)
+    assert count_parameters(planned) == count_parameters(model)
+    assert all(p.is_meta for p in planned.parameters())
+    D, F, features = config.width, planned.transformer.layers[0].mlp.W_out.in_features, config.depth * config.width
+    keys = D * (config.kv_heads or config.heads) // config.heads
+    matrices = 2 * D * D + 2 * D * keys + (3 if config.mlp["kind"] == "gated" else 2) * D * F
+    products = 6 * (config.depth * matrices + config.vocab_size * D)
+    assert flops_per_token(planned, config.context) == products + 6 * features * config.context
 
 
 def test_a_window_leaves_out_the_pairs_that_it_forbids() -> None:
@@ -69,12 +68,12 @@ def test_a_window_leaves_out_the_pairs_that_it_forbids() -> None:
     config = config_of("modern", LONG, sliding_window=32)
     N, W = config.context, 32
     pairs = sum(min(n + 1, W) for n in range(N))
-    products = 6 * footprint.linear_numbers(Sizes.of(config))
-    expected = products + 12 * config.depth * config.width * pairs / N
-    assert footprint.flops_per_token(Sizes.of(config)) == pytest.approx(expected, rel=0.005)
-    assert footprint.flops_per_token(
-        Sizes.of(config_of("modern", LONG, sliding_window=N))
-    ) == footprint.flops_per_token(Sizes.of(config_of("modern", LONG)))
+    matrices = sum(m.weight.numel() for m in planned_model(config).modules() if isinstance(m, torch.nn.Linear))
+    expected = 6 * matrices + 12 * config.depth * config.width * pairs / N
+    assert flops_per_token(planned_model(config), N) == pytest.approx(expected, rel=0.005)
+    assert flops_per_token(planned_model(config_of("modern", LONG, sliding_window=N)), N) == flops_per_token(
+        planned_model(config_of("modern", LONG)), N
+    )
 
 
 @pytest.mark.parametrize("preset", GPTConfig.presets)
@@ -91,12 +90,13 @@ def test_memory_is_what_a_training_saves(preset: str, variant: str, precision: A
         settings = dataclasses.replace(tiny_settings("muon"), dtype=precision)
         with loader.disabled():
             real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows))
-        said = memory(Sizes.of(config), Work(rows, precision))
+        said = memory(planned_model(config), Work(rows, precision))
         assert (said.weights, said.gradients, said.optimizer) == (real.weights, real.gradients, real.optimizer)
         assert said.activations == pytest.approx(real.activations, rel=0.03), (shape, rows)
         native = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, rows)).activations
         assert native <= 1.01 * real.activations, "kernels keep shared keys once, and nothing more"
-    assert memory(Sizes.of(config), Work(1), optimizer="adamw").optimizer == 8 * parameters(Sizes.of(config))
+    planned = planned_model(config)
+    assert memory(planned, Work(1), optimizer="adamw").optimizer == 8 * count_parameters(planned)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -106,16 +106,16 @@ def test_masks_are_counted_where_they_are_kept(precision: Any) -> None:
     for borders, window in ((True, None), (False, 8), (True, 8)):
         config = config_of("modern", LONG, sliding_window=window)
         real = measure_memory(NextToken(), GPT(config).train(), settings, batch_of(config, 3, borders))
-        said = activation_bytes(Sizes.of(config), Work(3, precision, borders=borders))
+        said = activation_bytes(planned_model(config), Work(3, precision, separate_documents=borders))
         assert said == pytest.approx(real.activations, rel=0.03), (borders, window)
 
 
 def test_attention_in_blocks_keeps_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ops, footprint):
+    for module in (ops, costs):
         monkeypatch.setattr(module, "BLOCK_ENTRIES", 5000)
     config = config_of("modern", LONG)
     real = measure_memory(NextToken(), GPT(config).train(), tiny_settings(), batch_of(config, 3, borders=True))
-    said = activation_bytes(Sizes.of(config), Work(3, borders=True))
+    said = activation_bytes(planned_model(config), Work(3, separate_documents=True))
     assert said == pytest.approx(real.activations, rel=0.15)
 
 
@@ -124,12 +124,12 @@ def test_checkpointing_keeps_the_inputs_and_one_layer(preset: str) -> None:
     """Held against torch's own checkpointing of each layer: what is saved at the end of the forward pass, and what the
     recomputation of one layer saves."""
     config = config_of(preset, DEEP, dropout=0.1)
-    sizes, rows = Sizes.of(config), 4
-    whole = activation_bytes(sizes, Work(rows))
-    said = activation_bytes(sizes, Work(rows, activation_checkpointing=True))
+    planned, rows = planned_model(config), 4
+    whole = activation_bytes(planned, Work(rows))
+    said = activation_bytes(planned, Work(rows, activation_checkpointing=True))
     model = Checkpointed(config).train()
     inputs = measure_memory(NextToken(), model, tiny_settings(), batch_of(config, rows)).activations
-    real = inputs + footprint.layer_activation_bytes(sizes, Work(rows))
+    real = inputs + costs.layer_activation_bytes(planned, Work(rows))
     assert said == pytest.approx(real, rel=0.15)
     assert said < whole / 2
 
@@ -147,12 +147,12 @@ class Checkpointed(GPT):
 
 
 def test_sharding_shares_everything_out_but_the_activations() -> None:
-    sizes = Sizes.of(config_of("modern", DEEP))
-    one, work = memory(sizes, Work(2)), Work(2)
-    assert memory(sizes, work, mode="fsdp", devices=1) == one
-    eight = memory(sizes, work, mode="fsdp", devices=8)
-    layer = footprint.layer_parameters(sizes)
-    outside = parameters(sizes) - sizes.depth * layer
+    planned = planned_model(config_of("modern", DEEP))
+    one, work = memory(planned, Work(2)), Work(2)
+    assert memory(planned, work, mode="fsdp", devices=1) == one
+    eight = memory(planned, work, mode="fsdp", devices=8)
+    layer = count_parameters(planned.transformer.layers[0])
+    outside = count_parameters(planned) - len(planned.transformer.layers) * layer
     assert eight.weights == -(-one.weights // 8) + 4 * (outside + 2 * layer)
     assert eight.gradients == -(-one.gradients // 8) + 4 * (outside + layer)
     assert eight.optimizer == -(-one.optimizer // 8)
@@ -160,10 +160,10 @@ def test_sharding_shares_everything_out_but_the_activations() -> None:
 
 
 def test_data_parallel_devices_hold_everything_and_a_copy_of_the_gradients_in_place_of_activations() -> None:
-    sizes = Sizes.of(config_of("modern", DEEP))
+    planned = planned_model(config_of("modern", DEEP))
     for rows in (1, 50):
-        one = memory(sizes, Work(rows))
-        eight = memory(sizes, Work(rows), mode="ddp", devices=8)
+        one = memory(planned, Work(rows))
+        eight = memory(planned, Work(rows), mode="ddp", devices=8)
         assert (eight.weights, eight.gradients, eight.optimizer) == (one.weights, one.gradients, one.optimizer)
         assert eight.activations == max(one.activations, one.gradients)
 
@@ -171,9 +171,9 @@ def test_data_parallel_devices_hold_everything_and_a_copy_of_the_gradients_in_pl
 # Published trainings.
 
 
-def published(vocab_size: int, context: int, width: int, depth: int, heads: int, **changes: Any) -> Sizes:
+def published(vocab_size: int, context: int, width: int, depth: int, heads: int, **changes: Any) -> GPT:
     """A model of the GPT family by its published sizes; norms and positions make no difference to FLOPs."""
-    return Sizes.of(
+    return planned_model(
         dataclasses.replace(
             GPTConfig(vocab_size, context, width=width, depth=depth, heads=heads, **GPTConfig.parts("classic")),
             **changes,
@@ -186,9 +186,9 @@ def test_gpt_3() -> None:
 
     They count 6 a parameter and no attention; we count attention, and the head apart from the embedding: 1.5 % more.
     """
-    sizes = published(50257, 2048, 12288, 96, 96)
-    assert parameters(sizes) == pytest.approx(174.6e9, rel=0.005)
-    assert Training(sizes, 300 * 10**9, 1536).flops == pytest.approx(3.14e23, rel=0.02)
+    model = published(50257, 2048, 12288, 96, 96)
+    assert count_parameters(model) == pytest.approx(174.6e9, rel=0.005)
+    assert Training(model, 300 * 10**9, 1536).flops == pytest.approx(3.14e23, rel=0.02)
 
 
 def test_chinchilla() -> None:
@@ -196,8 +196,8 @@ def test_chinchilla() -> None:
 
     Less the numbers of its relative positions, which ours does not have: 3.7 % fewer.
     """
-    sizes = published(32000, 2048, 8192, 80, 64)
-    assert Training(sizes, 1400 * 10**9, 1536).flops == pytest.approx(5.76e23, rel=0.05)
+    model = published(32000, 2048, 8192, 80, 64)
+    assert Training(model, 1400 * 10**9, 1536).flops == pytest.approx(5.76e23, rel=0.05)
 
 
 LLAMA_2 = [
@@ -225,9 +225,9 @@ def test_llama_2(
         mlp={**GATED, "hidden": hidden},
         qk_norm=None,
     )
-    sizes = Sizes.of(config)
-    assert parameters(sizes) == pytest.approx(size, rel=0.005)
-    one = forecast(Training(sizes, 2 * 10**12, 1024), built_in()["a100-80"], num_devices=1024, mode="fsdp")
+    model = planned_model(config)
+    assert count_parameters(model) == pytest.approx(size, rel=0.005)
+    one = forecast(Training(model, 2 * 10**12, 1024), built_in()["a100-80"], num_devices=1024, mode="fsdp")
     assert one.dtype == "bfloat16"
     assert one.num_devices * one.seconds / 3600 == pytest.approx(hours, rel=0.12)
 
@@ -238,31 +238,31 @@ BOX = Hardware("box", {"float32": 1e9, "bfloat16": 4e9}, 10**7)
 
 
 def test_rates_by_hand() -> None:
-    sizes = Sizes.of(config_of("modern", DEEP))
-    training = Training(sizes, 10**6, batch_size=16)
+    model = planned_model(config_of("modern", DEEP))
+    training = Training(model, 10**6, batch_size=16)
     one = forecast(training, BOX, num_devices=4, mode="ddp", mfu=0.5)
     assert one.dtype == "bfloat16"
-    assert one.tokens_per_second == pytest.approx(4 * 4e9 * 0.5 / footprint.flops_per_token(sizes))
+    assert one.tokens_per_second == pytest.approx(4 * 4e9 * 0.5 / flops_per_token(model, model.config.context))
     assert one.seconds == pytest.approx(10**6 / one.tokens_per_second)
     assert one.days == one.seconds / 86400
     plain = forecast(training, BOX, dtype="float32")
-    assert plain.tokens_per_second == pytest.approx(1e9 * 0.4 / footprint.flops_per_token(sizes))
+    assert plain.tokens_per_second == pytest.approx(1e9 * 0.4 / flops_per_token(model, model.config.context))
     # Recomputing costs a third of the layers' work: 8 operations a number for 6.
     again = forecast(training, BOX, dtype="float32", activation_checkpointing=True)
-    layers = footprint.flops_per_token(sizes) - 6 * sizes.vocab_size * sizes.width
-    expected = (footprint.flops_per_token(sizes) + layers / 3) / footprint.flops_per_token(sizes)
+    layers = flops_per_token(model, model.config.context) - 6 * model.lm_head.weight.numel()
+    expected = 1 + layers / 3 / flops_per_token(model, model.config.context)
     assert plain.tokens_per_second / again.tokens_per_second == pytest.approx(expected)
     measured = dataclasses.replace(BOX, mfu=0.25)
     assert forecast(training, measured).mfu == 0.25, "what was measured holds"
 
 
 def test_a_device_works_on_its_own_samples() -> None:
-    training = Training(Sizes.of(config_of("modern")), 1, batch_size=32, grad_accum=2)
+    training = Training(planned_model(config_of("modern")), 1, batch_size=32, grad_accum=2)
     assert [training.micro_batch_size(n) for n in (1, 2, 3, 16)] == [16, 8, 6, 1]
 
 
 def test_what_fits_keeps_a_tenth_free() -> None:
-    training = Training(Sizes.of(config_of("modern")), 1, batch_size=2)
+    training = Training(planned_model(config_of("modern")), 1, batch_size=2)
     need = forecast(training, BOX).needed
     assert forecast(training, dataclasses.replace(BOX, memory=int(need / 0.9) + 10)).fits
     assert forecast(training, dataclasses.replace(BOX, memory=int(need / 0.9) - 10)).missing > 0
@@ -281,7 +281,7 @@ def test_what_fits_keeps_a_tenth_free() -> None:
 )
 def test_what_does_not_fit_says_what_would(share: float, words: str) -> None:
     """And it is true: with the remedy it fits."""
-    training = Training(Sizes.of(config_of("modern", (40, 16, 64, 16, 4))), 10**6, batch_size=8)
+    training = Training(planned_model(config_of("modern", (40, 16, 64, 16, 4))), 10**6, batch_size=8)
     need = forecast(training, BOX).needed
     machine = dataclasses.replace(BOX, memory=int(need * share))
     found = forecasts(training, machine, num_devices=2)
@@ -307,8 +307,8 @@ def test_what_does_not_fit_says_what_would(share: float, words: str) -> None:
 
 def test_the_work_space_is_what_the_loss_takes_going_backward() -> None:
     """Tensors of the logits' shape that are there at once: those that two nodes of the graph hand on."""
-    sizes = Sizes.of(config_of("modern"))
-    logits = torch.zeros(2 * sizes.context, sizes.vocab_size, requires_grad=True)
+    model = planned_model(config_of("modern"))
+    logits = torch.zeros(2 * model.config.context, model.vocab_size, requires_grad=True)
     made: list[torch.Tensor] = []
     loss = torch.nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64), reduction="sum")
     node = loss.grad_fn
@@ -317,4 +317,4 @@ def test_the_work_space_is_what_the_loss_takes_going_backward() -> None:
         node = next((following for following, _ in node.next_functions if following is not None), None)
     loss.backward()
     large = {t.data_ptr(): t.nbytes for t in made if t.shape == logits.shape}
-    assert sum(large.values()) == footprint.workspace_bytes(sizes, Work(2))
+    assert sum(large.values()) == costs.workspace_bytes(model, Work(2))

@@ -60,7 +60,7 @@ def _with_unit(key: str, value: Any) -> str:
 
 def _run_info(run: str) -> dict[str, Any]:
     from tokenloom.nn.modules import count_parameters, count_saved_numbers
-    from tokenloom.planning.estimate import flops_per_token
+    from tokenloom.planning.costs import flops_per_token
     from tokenloom.runs.folder import RunFolder, load
 
     folder = RunFolder(run)
@@ -90,7 +90,7 @@ def _run_info(run: str) -> dict[str, Any]:
 
 def _task_info(name: str, given: dict[str, Any]) -> dict[str, Any]:
     from tokenloom.nn.modules import count_parameters
-    from tokenloom.planning.estimate import flops_per_token
+    from tokenloom.planning.costs import flops_per_token
     from tokenloom.tasks.base import summary_of
     from tokenloom.tasks.registry import find_task
     from tokenloom.training.checkpoints import total_bytes

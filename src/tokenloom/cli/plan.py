@@ -42,11 +42,13 @@ def show_plan(data: str | None, given: dict[str, Any]) -> None:
 
 def lines(found: TextPlan) -> list[str]:
     """Return the plan as text."""
-    from tokenloom.planning.costs import flops_per_token, parameters
+    from tokenloom.nn.modules import count_parameters
+    from tokenloom.planning.costs import planned_flops_per_token
     from tokenloom.planning.forecast import RESERVE
 
     t = found.training
-    s = t.sizes
+    c = t.model.config
+    flops = quantity(planned_flops_per_token(t.model))
     notes = [
         f"Memory is per device; {RESERVE:.0%} of it is kept free for the framework. checkpointing: activation"
         " checkpointing, each layer stores only its input and is computed again in the backward pass.",
@@ -59,11 +61,14 @@ def lines(found: TextPlan) -> list[str]:
             f" launches, not counted here; reaching these rates needs a larger {flag('batch_size')}"
         )
     return [
-        field("model", f"{parameters(s):,} parameters, {quantity(flops_per_token(s))} training FLOPs per token"),
+        field(
+            "model",
+            f"{count_parameters(t.model):,} parameters, {flops} training FLOPs per token",
+        ),
         field(
             "sizes",
-            f"width {s.width:,}, depth {s.depth:,}, heads {s.heads:,}, context {s.context:,}, vocab size"
-            f" {s.vocab_size:,}",
+            f"width {c.width:,}, depth {c.depth:,}, heads {c.heads:,}, context {c.context:,}, vocab size"
+            f" {c.vocab_size:,}",
         ),
         field("tokens", f"{t.num_tokens:,} ({found.tokens_from})"),
         field("compute", f"{t.flops:.3g} FLOPs, {t.steps:,} steps of {t.batch_size:,} samples, {t.optimizer}"),

@@ -1,234 +1,250 @@
-"""What a model holds and does, from its sizes alone: parameters, FLOPs, and bytes of memory on a device.
+"""What training a model costs, read off its modules: FLOPs, and bytes of memory per device.
 
-Nothing is built, so that a model may be reckoned with that this machine could not hold. The formulas are those of this
-project's own layers (`nn/`, `models/gpt.py`), and are tested against what small trainings really save; `estimate.py`
-measures a training that is about to begin.
+There is one formula for each kind of module; a part of another kind is counted by its linear maps and parameters. The
+memory of a plan is that of a GPT, which may be on the meta device (see `planned_model`), so that a model larger than
+this machine's memory can be planned. Tests compare the formulas with torch's FLOP counter and with the tensors that
+small trainings save; `estimate.py` measures a training that is about to begin.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Literal, cast
 
-from tokenloom.models.gpt import GPTConfig
+import torch
+from torch import nn
+
+from tokenloom.models.gpt import GPT, GPTConfig
+from tokenloom.nn.attention import MultiHeadAttention
+from tokenloom.nn.modules import count_parameters
 from tokenloom.nn.ops import BLOCK_ENTRIES
-from tokenloom.planning.estimate import Memory
+from tokenloom.nn.positions import Rotary
+from tokenloom.nn.transformer import TransformerLayer
+from tokenloom.training.optimizers import hidden_matrices
 
 Mode = Literal["one device", "ddp", "fsdp"]
 Precision = Literal["float32", "bfloat16"]
 Optimizer = Literal["muon", "adamw"]
 
+# Modules that multiply their input with a weight.
+MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+
+
+def planned_model(config: GPTConfig) -> GPT:
+    """Return a GPT on the meta device: its modules and shapes without memory for the weights."""
+    with torch.device("meta"):
+        return GPT(config)
+
+
+# FLOPs
+
+
+def flops_per_token(model: nn.Module, tokens: int) -> int:
+    """Return training FLOPs per token: 6 × (weights of linear maps) + 12 × L × D × (keys seen per query).
+
+    A weight costs 2 FLOPs forward and 4 backward. The two products of attention cost 2 × 2 × D per pair of tokens
+    forward, three times that with backward. A query sees all `tokens` of a sequence, half of them where attention is
+    causal, and W (1 − W / 2N) of N with a sliding window of W < N tokens. After Kaplan et al. 2020, section 2.1. Norms,
+    activations and the optimizer are not counted.
+
+    A model names its causal attention by patterns in `causal` (`decoder.*.attention`), and in `places` the maps that
+    are not applied once per token, with how often they are applied per sample. A convolution costs 2 × outputs × kernel
+    area × input channels forward: 2 per weight and position of the kernel; a transposed one, per input position.
+    """
+    places: Mapping[str, int] = getattr(model, "places", {})
+    causal: Sequence[str] = getattr(model, "causal", ())
+    window = getattr(getattr(model, "config", None), "sliding_window", None)
+    per_token, per_sample, pairs = 0, 0, 0.0
+    for name, part in model.named_modules():
+        if isinstance(part, MAPS) and name in places:
+            per_sample += part.weight.numel() * places[name]
+        elif isinstance(part, MAPS):
+            per_token += part.weight.numel()
+        elif isinstance(part, nn.RNNBase):
+            per_token += sum(p.numel() for weight, p in part.named_parameters() if weight.startswith("weight"))
+        elif isinstance(part, MultiHeadAttention):
+            seen = float(tokens)
+            if any(fnmatchcase(name, pattern) for pattern in causal):
+                seen = tokens / 2 if window is None or window >= tokens else window * (1 - window / (2 * tokens))
+            pairs += part.heads * part.head_dim * seen
+    return 6 * per_token + round(6 * per_sample / tokens) + round(12 * pairs)
+
+
+@functools.lru_cache(maxsize=64)
+def planned_flops_per_token(model: GPT, activation_checkpointing: bool = False) -> int:
+    """Return the FLOPs per token of a GPT with its full context; its modules must not change afterwards.
+
+    activation_checkpointing: adds the forward pass of the layers a second time (Chen et al. 2016).
+    """
+    flops = flops_per_token(model, model.config.context)
+    return flops + ((flops - 6 * model.lm_head.weight.numel()) // 3 if activation_checkpointing else 0)
+
+
+# Memory
+
 
 @dataclass(frozen=True)
-class Sizes:
-    """The sizes of a GPT from which everything follows.
+class Memory:
+    """Bytes of a training on the device of a process.
 
-    queries, keys: features of all query heads, and of all key–value heads. hidden: features inside an MLP, which has
-    `matrices` maps. norm: numbers that a norm of one feature learns (RMSNorm 1, LayerNorm 2, "rms-plain" 0).
+    Not included: memory of the framework, temporary workspace, and AdamW's step counters (4 bytes per parameter
+    tensor).
     """
 
-    vocab_size: int
-    context: int
-    width: int
-    depth: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    gated: bool
-    mlp_bias: bool
-    norm: str
-    qk_norm: str | None
-    positions: str
-    window: int | None
-    dropout: float
-
-    @classmethod
-    def of(cls, config: GPTConfig) -> Sizes:
-        """The sizes that a config has."""
-        gated = config.mlp["kind"] == "gated"
-        hidden = config.mlp.get("hidden") or (-(-8 * config.width // 24) * 8 if gated else 4 * config.width)
-        return cls(
-            vocab_size=config.vocab_size,
-            context=config.context,
-            width=config.width,
-            depth=config.depth,
-            heads=config.heads,
-            kv_heads=config.kv_heads or config.heads,
-            hidden=int(hidden),
-            gated=gated,
-            mlp_bias=bool(config.mlp.get("bias", not gated)),
-            norm=config.norm,
-            qk_norm=config.qk_norm,
-            positions=str(config.positions["kind"]),
-            window=config.sliding_window,
-            dropout=config.dropout,
-        )
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
 
     @property
-    def head_dim(self) -> int:
-        """Features of a head."""
-        return self.width // self.heads
-
-    @property
-    def keys(self) -> int:
-        """Features of all key–value heads."""
-        return self.kv_heads * self.head_dim
-
-
-# Numbers that a norm learns for each of its features.
-NORM_PARAMETERS = {"layer": 2, "rms": 1, "rms-plain": 0}
-
-
-def layer_matrices(s: Sizes) -> int:
-    """Numbers in the linear maps of one layer: queries and output 2 D², keys and values 2 D Hk Dh, and the MLP 2 D F
-    (gated: 3 D F). With Hk = H and F = 4 D that is the 12 D² of Kaplan et al. 2020, table 1."""
-    return 2 * s.width**2 + 2 * s.width * s.keys + (3 if s.gated else 2) * s.width * s.hidden
-
-
-def layer_parameters(s: Sizes) -> int:
-    """All numbers that one layer learns: its matrices, biases and norms."""
-    norms = 2 * s.width * NORM_PARAMETERS[s.norm]
-    if s.qk_norm is not None:
-        norms += 2 * s.head_dim * NORM_PARAMETERS[s.qk_norm]
-    biases = (s.hidden * (2 if s.gated else 1) + s.width) if s.mlp_bias else 0
-    return layer_matrices(s) + norms + biases
-
-
-def parameters(s: Sizes) -> int:
-    """All numbers that the model learns: L layers, the last norm, the embedding V D, the head V D + V (they are not
-    tied here), and N D for learned positions."""
-    table = s.context * s.width if s.positions == "learned" else 0
-    outside = 2 * s.vocab_size * s.width + s.vocab_size + s.width * NORM_PARAMETERS[s.norm]
-    return s.depth * layer_parameters(s) + outside + table
-
-
-def linear_numbers(s: Sizes) -> int:
-    """Numbers in all linear maps, the head's among them: those that take part in products."""
-    return s.depth * layer_matrices(s) + s.vocab_size * s.width
-
-
-def flops_per_token(s: Sizes) -> int:
-    """Floating-point operations to train one token: 6 × (numbers in linear maps) + 6 × L × D × N.
-
-    Kaplan et al. 2020, section 2.1, with the head counted and the pairs that causality forbids left out. The same
-    as `estimate.flops_per_token` says of a model that has been built. With a window of W tokens shorter than N, the
-    pairs are those of W keys a query: 12 × L × D × W × (1 − W / 2N).
-    """
-    N, W = s.context, s.window
-    seen = N / 2 if W is None or W >= N else W * (1 - W / (2 * N))
-    return 6 * linear_numbers(s) + round(12 * s.depth * s.width * seen)
-
-
-def recomputed_flops_per_token(s: Sizes) -> int:
-    """What activation checkpointing adds: the forward third of the layers' work a second time (Chen et al. 2016)."""
-    return (flops_per_token(s) - 6 * s.vocab_size * s.width) // 3
+    def total(self) -> int:
+        """The sum of all."""
+        return self.weights + self.gradients + self.optimizer + self.activations
 
 
 @dataclass(frozen=True)
 class Work:
     """One micro-batch on one device.
 
-    samples: B. precision: of the products; weights stay in float32 (torch's autocast). checkpointing: each layer keeps
-    its input alone, and is computed again in the backward pass. borders: documents in a window are kept apart.
+    samples: B. dtype: of the products; weights stay in float32 (torch's autocast). activation_checkpointing: each layer
+    saves only its input, and is computed again in the backward pass. separate_documents: documents in a sample do not
+    attend to each other.
     """
 
     samples: int
-    precision: Precision = "float32"
+    dtype: Precision = "float32"
     activation_checkpointing: bool = False
-    borders: bool = False
+    separate_documents: bool = False
 
 
-def layer_activation_bytes(s: Sizes, work: Work) -> int:
-    """Bytes that one layer keeps for its backward pass, its input included: our own derivation, in the manner of
-    Korthikanti et al. 2022, section 4.1, for these layers. All a token, with a = 4 bytes, in bfloat16 h = 2:
+def layer_activation_bytes(model: GPT, work: Work) -> int:
+    """Return the bytes that one layer saves for its backward pass: those of its norms, attention and MLP per token.
 
-    - each of the two norms: its input aD, and with LayerNorm two statistics.
-    - what the maps take: aD a norm. In bfloat16 each map has a copy of its own: hD for queries, keys, values, and for
-      the one or (gated) two maps into the MLP.
-    - norms on queries and keys: the same as above, of D + Hk Dh features, always in float32.
-    - fused attention: queries, keys, values and result, 4 hD, and a log-sum a head, 4H. Scores are never kept, which is
-      why there is no term N². A rotation keeps nothing of its input. (A native kernel keeps shared keys once: less.)
-    - the MLP: before and after the activation, 2 hF; gated 4 hF. ReLU² and GELU alike keep their input.
-    - dropout, where there is any: what it multiplied with, hD for each of the two sub-layers.
-    - a window or borders: the mask, hN a query (a sample when there are borders, else once), up to the size at which
-      attention goes through it in blocks and keeps none of it.
+    Derived for these layers in the manner of Korthikanti et al. 2022, section 4.1. A mask is saved too, for a sliding
+    window once and for separate documents per sample, unless attention works in blocks (`nn/ops.py`).
     """
-    D, F, half = s.width, s.hidden, work.precision == "bfloat16"
-    h = 2 if half else 4
-    norms = 2 * _norm_bytes(s.norm, D)
-    maps = (3 + (2 if s.gated else 1)) * h * D if half else 2 * h * D
-    attention = 4 * h * D + 4 * s.heads
-    if s.qk_norm is not None:
-        norms += _norm_bytes(s.qk_norm, D + s.keys, s.heads + s.kv_heads)
-    mlp = (4 if s.gated else 2) * h * F
-    dropout = 2 * h * D if s.dropout > 0 else 0
-    return work.samples * s.context * (norms + maps + attention + mlp + dropout) + _mask_bytes(s, work)
+    N, H = model.config.context, model.config.heads
+    layer = cast(TransformerLayer, model.transformer.layers[0])
+    masks = work.samples if work.separate_documents else 1 if model.config.sliding_window is not None else 0
+    entries = masks * N**2
+    whole = work.samples * H * N**2 <= BLOCK_ENTRIES or entries <= BLOCK_ENTRIES
+    mask = _itemsize(work) * entries if whole else 0
+    return work.samples * N * _layer_bytes_per_token(layer, _itemsize(work)) + mask
 
 
-def _norm_bytes(kind: str, features: int, rows: int = 1) -> int:
-    """What norms keep of a token: their input, and LayerNorm two statistics a row."""
-    return 4 * features + rows * (8 if kind == "layer" else 0)
+@functools.lru_cache(maxsize=64)
+def _layer_bytes_per_token(layer: TransformerLayer, h: int) -> int:
+    """Bytes of a layer per token, with h bytes per number of the products: 4, or 2 under autocast."""
+    attention, D = layer.attention, layer.attention.W_q.in_features
+    total = _norm_bytes(layer.norm_attention, D) + _norm_bytes(layer.norm_mlp, D)
+    # The normalized input of queries, keys and values; under autocast each of the three maps has a copy.
+    total += (3 if h == 2 else 1) * h * D
+    total += _attention_bytes(attention, h) + _mlp_bytes(layer.mlp, D, h)
+    if layer.dropout.p > 0:
+        total += 2 * h * D  # the scaled masks of both sub-layers
+    return total
 
 
-def _mask_bytes(s: Sizes, work: Work) -> int:
-    rectangles = work.samples if work.borders else 1 if s.window is not None else 0
-    entries = rectangles * s.context**2
-    whole = work.samples * s.heads * s.context**2 <= BLOCK_ENTRIES or entries <= BLOCK_ENTRIES
-    return (2 if work.precision == "bfloat16" else 4) * entries if whole else 0
+def _norm_bytes(norm: nn.Module | None, features: int, rows: int = 1) -> int:
+    """A norm saves its input in float32; LayerNorm also two statistics per row."""
+    if norm is None:
+        return 0
+    return 4 * features + (8 * rows if isinstance(norm, nn.LayerNorm) else 0)
 
 
-def activation_bytes(s: Sizes, work: Work) -> int:
-    """Bytes kept for the backward pass of a micro-batch: the layers', those of the last norm and the head, the
-    log-softmax (4 V a token), ids and targets. In bfloat16 the products' copies of the matrices count too, 2 bytes a
-    number.
+def _attention_bytes(attention: MultiHeadAttention, h: int) -> int:
+    """Queries, keys, values and result of fused attention, and a log-sum-exp per head. Scores are never saved, so no
+    term is quadratic in N; a rotation saves nothing of its input. (Our kernel saves shared keys once: less.)"""
+    H, Hk, Dh = attention.heads, attention.kv_heads, attention.head_dim
+    return 4 * h * H * Dh + 4 * H + _norm_bytes(attention.norm_q, (H + Hk) * Dh, H + Hk)
 
-    With checkpointing: each layer's input, and one layer whole, the one that is being computed again.
+
+def _mlp_bytes(mlp: nn.Module, width: int, h: int) -> int:
+    """The inputs of the maps, and the inputs of activations and gates: with F hidden features, 2F, gated 4F."""
+    maps = [part for part in mlp.modules() if isinstance(part, nn.Linear)]
+    if not maps:
+        return h * width
+    *first, last = maps
+    inputs = (len(first) if h == 2 else 1) * width
+    # A gate's activation saves its result beside its input.
+    return h * (inputs + last.in_features + sum(m.out_features for m in first) + sum(m.out_features for m in first[1:]))
+
+
+def _itemsize(work: Work) -> int:
+    return 2 if work.dtype == "bfloat16" else 4
+
+
+def activation_bytes(model: GPT, work: Work) -> int:
+    """Return the bytes saved for the backward pass of a micro-batch: those of the layers, the last norm, the head, the
+    log-softmax, ids and targets. Under autocast also the copies of the matrices, 2 bytes per weight.
+
+    With activation checkpointing: the input of each layer, and everything of the layer that is being recomputed.
     """
-    a, half = 4, work.precision == "bfloat16"
-    D, V = s.width, s.vocab_size
-    tokens = work.samples * s.context
-    outside = tokens * (_norm_bytes(s.norm, D) + (2 if half else a) * D + a * V + 16)
-    if s.positions == "rotary":
-        outside += 2 * a * s.head_dim * (tokens if work.borders else s.context)
-    one = layer_activation_bytes(s, work)
-    layers = s.depth * tokens * a * D + one if work.activation_checkpointing else s.depth * one
-    copies = 2 * linear_numbers(s) if half else 0
-    if half and work.activation_checkpointing:
-        copies = 2 * (layer_matrices(s) + V * D)
+    h, (V, D) = _itemsize(work), model.lm_head.weight.shape
+    depth, tokens = model.config.depth, work.samples * model.config.context
+    outside = tokens * (_norm_bytes(model.transformer.norm, D) + h * D + 4 * V + 16)
+    if isinstance(model.positions, Rotary):
+        tables = tokens if work.separate_documents else model.config.context
+        outside += 2 * 4 * model.positions.head_dim * tables
+    layer = layer_activation_bytes(model, work)
+    layers = depth * tokens * 4 * D + layer if work.activation_checkpointing else depth * layer
+    copies = 0
+    if h == 2:
+        hidden, head = _sizes(model).hidden, V * D
+        copies = 2 * (hidden // depth + head if work.activation_checkpointing else hidden + head)
     return outside + layers + copies
 
 
-def workspace_bytes(s: Sizes, work: Work) -> int:
-    """The largest that is needed for a moment: the gradients of the log-softmax and of the logits, 8 V a token, at the
+def workspace_bytes(model: GPT, work: Work) -> int:
+    """Return the largest temporary need: the gradients of the log-softmax and of the logits, 8 V per token, at the
     start of the backward pass, when all activations are still there."""
-    return 8 * work.samples * s.context * s.vocab_size
+    return 8 * work.samples * model.config.context * model.vocab_size
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Numbers of parameters: all, those of one layer, and those of the hidden matrices, which Muon updates."""
+
+    parameters: int
+    layer: int
+    hidden: int
+
+
+@functools.lru_cache(maxsize=64)
+def _sizes(model: GPT) -> _Sizes:
+    matrices = hidden_matrices(model)
+    hidden = sum(p.numel() for name, p in model.named_parameters() if name in matrices)
+    return _Sizes(count_parameters(model), count_parameters(model.transformer.layers[0]), hidden)
 
 
 def memory(
-    s: Sizes, work: Work, *, optimizer: Optimizer = "muon", mode: Mode = "one device", devices: int = 1
+    model: GPT, work: Work, *, optimizer: Optimizer = "muon", mode: Mode = "one device", devices: int = 1
 ) -> Memory:
-    """Bytes on each device: weights and gradients in float32, 4 each a number; AdamW keeps 8 a number, Muon 4 for each
-    number in a hidden matrix; and the activations of the device's own micro-batch.
+    """Return the bytes on each device: weights and gradients in float32; AdamW's two numbers per parameter, Muon's one
+    per number of a hidden matrix; and the activations of the device's own micro-batch.
 
-    ddp: every device holds everything, and splits the batch. While gradients are added up there is a second
-    copy of them, in the place of the activations, which are gone by then: the larger of the two counts. fsdp:
-    weights, gradients and optimizer are shared out evenly (Rajbhandari et al. 2020, "ZeRO", stage 3). Beside its share
-    a device holds, whole, the weights and gradients that stand outside the layers, which are one unit; two layers of
-    weights, the one at work and the next; and one layer of gradients.
+    ddp: every device holds everything, and the batch is split. While gradients are averaged there is a second copy of
+    them, when the activations have been freed: the larger of the two counts. fsdp: weights, gradients and optimizer
+    state are sharded evenly (Rajbhandari et al. 2020, "ZeRO", stage 3). Beside its shard a device holds, whole, weights
+    and gradients outside the layers, which are one unit; two layers of weights, the current and the next; and one layer
+    of gradients.
     """
-    total = parameters(s)
-    hidden = s.depth * layer_matrices(s) if optimizer == "muon" else 0
-    state = 4 * hidden + 8 * (total - hidden)
-    activations = activation_bytes(s, work)
+    sizes, depth = _sizes(model), model.config.depth
+    total = sizes.parameters
+    muon = sizes.hidden if optimizer == "muon" else 0
+    state = 4 * muon + 8 * (total - muon)
+    activations = activation_bytes(model, work)
     if mode == "one device" or devices == 1:
         return Memory(4 * total, 4 * total, state, activations)
     if mode == "ddp":
         return Memory(4 * total, 4 * total, state, max(activations, 4 * total))
-    layer = layer_parameters(s)
-    outside = total - s.depth * layer
+    outside = total - depth * sizes.layer
     return Memory(
-        weights=-(-4 * total // devices) + 4 * (outside + min(2, s.depth) * layer),
-        gradients=-(-4 * total // devices) + 4 * (outside + layer),
+        weights=-(-4 * total // devices) + 4 * (outside + min(2, depth) * sizes.layer),
+        gradients=-(-4 * total // devices) + 4 * (outside + sizes.layer),
         optimizer=-(-state // devices),
         activations=activations,
     )

@@ -6,9 +6,7 @@ import copy
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
 
@@ -16,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tokenloom.models.batch import Batch
-from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.modules import count_parameters
 from tokenloom.nn.transformer import TransformerLayer
+from tokenloom.planning.costs import Memory, flops_per_token
 from tokenloom.training.batches import BatchSource, add_counts, count_targets
 from tokenloom.training.checkpoints import Checkpoints, total_bytes
 from tokenloom.training.device import autocast, cores, keep_freed_memory
@@ -26,55 +24,6 @@ from tokenloom.training.distributed import SINGLE_PROCESS, ProcessGroup
 from tokenloom.training.loop import Trainable, Trainer
 from tokenloom.training.optimizers import hidden_matrices
 from tokenloom.training.settings import TrainingSettings
-
-# Modules that multiply their input with a weight.
-MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
-
-
-def flops_per_token(model: nn.Module, tokens: int) -> int:
-    """Return training FLOPs per token: 6 × (weights of linear maps) + 12 × L × D × tokens.
-
-    A weight costs 2 FLOPs forward and 4 backward. The two products of attention cost 2 × 2 × D per pair of tokens
-    forward, three times that with backward; causal attention has half of the pairs, 6 × L × D × tokens. A model names
-    its causal attention by patterns (`decoder.*.attention`) in `causal`. After Kaplan et al. 2020, section 2.1. tokens:
-    length of a sequence. Norms, activations and the optimizer are not counted.
-
-    A map is applied to each token, unless the model's `places` has its name: then to that many places per sample,
-    divided by the number of tokens. A convolution costs 2 × outputs × kernel area × input channels forward: 2 per
-    weight and position of the kernel; a transposed one, per input position.
-    """
-    places: Mapping[str, int] = getattr(model, "places", {})
-    maps = [(name, part) for name, part in model.named_modules() if isinstance(part, MAPS)]
-    linear = sum(part.weight.numel() for name, part in maps if name not in places)
-    shared = sum(part.weight.numel() * places[name] for name, part in maps if name in places)
-    cells = [part for part in model.modules() if isinstance(part, nn.RNNBase)]
-    linear += sum(p.numel() for cell in cells for name, p in cell.named_parameters() if name.startswith("weight"))
-    causal: Sequence[str] = getattr(model, "causal", ())
-    pairs = 0
-    for name, part in model.named_modules():
-        if isinstance(part, MultiHeadAttention):
-            halved = any(fnmatchcase(name, pattern) for pattern in causal)
-            pairs += (6 if halved else 12) * part.heads * part.head_dim
-    return 6 * linear + round(6 * shared / tokens) + pairs * tokens
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of a training on the device of a process.
-
-    Not included: memory of the framework, temporary workspace, and AdamW's step counters (4 bytes per parameter
-    tensor).
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """The sum of all."""
-        return self.weights + self.gradients + self.optimizer + self.activations
 
 
 def measure_memory(task: Trainable, model: nn.Module, settings: TrainingSettings, batch: Batch) -> Memory:

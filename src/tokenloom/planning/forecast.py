@@ -9,18 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tokenloom.config import flag
+from tokenloom.models.gpt import GPT
 from tokenloom.planning.costs import (
+    Memory,
     Mode,
     Optimizer,
     Precision,
-    Sizes,
     Work,
-    flops_per_token,
     memory,
-    recomputed_flops_per_token,
+    planned_flops_per_token,
     workspace_bytes,
 )
-from tokenloom.planning.estimate import Memory
 from tokenloom.planning.hardware import Hardware
 
 # Fraction of device memory left to the framework and to fragmentation.
@@ -36,10 +35,11 @@ TOKENS_PER_PARAMETER = 20
 class Training:
     """A training, without the hardware.
 
-    num_tokens: over all epochs. batch_size: samples per step, over all devices. grad_accum: micro-batches per step.
+    model: may be on the meta device. num_tokens: over all epochs. batch_size: samples per step, over all devices.
+    grad_accum: micro-batches per step.
     """
 
-    sizes: Sizes
+    model: GPT
     num_tokens: int
     batch_size: int
     grad_accum: int = 1
@@ -49,12 +49,12 @@ class Training:
     @property
     def flops(self) -> int:
         """FLOPs of the whole training, without recomputation."""
-        return self.num_tokens * flops_per_token(self.sizes)
+        return self.num_tokens * planned_flops_per_token(self.model)
 
     @property
     def steps(self) -> int:
         """Optimizer steps."""
-        return -(-self.num_tokens // (self.batch_size * self.sizes.context))
+        return -(-self.num_tokens // (self.batch_size * self.model.config.context))
 
     def micro_batch_size(self, num_devices: int) -> int:
         """Return the largest number of samples of a device in a micro-batch."""
@@ -114,13 +114,13 @@ def forecast(
     dtype: None for the usual one of the hardware. mfu: over the whole training, communication included; replaced by the
     measured value where the hardware has one.
     """
-    s = training.sizes
+    model = training.model
     dtype = hardware.usual_dtype if dtype is None else dtype
     work = Work(training.micro_batch_size(num_devices), dtype, activation_checkpointing, training.separate_documents)
-    needed = memory(s, work, optimizer=training.optimizer, mode=mode, devices=num_devices)
-    workspace = workspace_bytes(s, work)
+    needed = memory(model, work, optimizer=training.optimizer, mode=mode, devices=num_devices)
+    workspace = workspace_bytes(model, work)
     missing = max(0, needed.total + workspace - int(hardware.memory * (1 - RESERVE)))
-    flops = flops_per_token(s) + (recomputed_flops_per_token(s) if activation_checkpointing else 0)
+    flops = planned_flops_per_token(model, activation_checkpointing)
     mfu = mfu if hardware.mfu is None else hardware.mfu
     rate = num_devices * hardware.peak(dtype) * mfu / flops
     return Forecast(

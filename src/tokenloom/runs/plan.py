@@ -13,7 +13,8 @@ from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPTConfig
-from tokenloom.planning.costs import Optimizer, Precision, Sizes, Work, flops_per_token, memory, parameters
+from tokenloom.nn.modules import count_parameters
+from tokenloom.planning.costs import Optimizer, Precision, Work, memory, planned_flops_per_token, planned_model
 from tokenloom.planning.estimate import choose_threads
 from tokenloom.planning.forecast import MFU, TOKENS_PER_PARAMETER, Forecast, Training, forecasts
 from tokenloom.planning.hardware import THIS, Hardware, built_in, find_hardware
@@ -63,8 +64,8 @@ class TextPlan:
         """Return the plan for `--json`."""
         t = self.training
         return {
-            "parameters": parameters(t.sizes),
-            "flops_per_token": flops_per_token(t.sizes),
+            "parameters": count_parameters(t.model),
+            "flops_per_token": planned_flops_per_token(t.model),
             "flops": t.flops,
             "num_tokens": t.num_tokens,
             "tokens_from": self.tokens_from,
@@ -72,7 +73,7 @@ class TextPlan:
             "batch_size": t.batch_size,
             "grad_accum": t.grad_accum,
             "optimizer": t.optimizer,
-            "sizes": vars(t.sizes),
+            "model": t.model.config.as_dict(),
             "forecasts": [_as_dict(one) for one in self.forecasts],
         }
 
@@ -148,7 +149,7 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
         prepared = task.load(data)
         available = len(cast(TextWindows, prepared.train).ids)
         separate_documents = END in task.tokenizer.specials
-    sizes = Sizes.of(GPTConfig(**{name: value for name, value in task.model_config.items() if name != "kind"}))
+    model = planned_model(GPTConfig(**{name: value for name, value in task.model_config.items() if name != "kind"}))
     if own.num_tokens is not None:
         num_tokens, tokens_from = own.num_tokens, flag("num_tokens")
         if available is not None:
@@ -157,11 +158,11 @@ def _training(task: TextGeneration, data: str | None, own: PlanSettings) -> tupl
         num_tokens = max(1, round(available * (own.epochs or 1)))
         tokens_from = f"the training split of {data}, {own.epochs or 1:g} times"
     else:
-        num_tokens = TOKENS_PER_PARAMETER * parameters(sizes)
+        num_tokens = TOKENS_PER_PARAMETER * count_parameters(model)
         tokens_from = f"{TOKENS_PER_PARAMETER} per parameter"
     recipe = {**DEFAULT_RECIPE, **prepared.recipe}
     training = Training(
-        sizes,
+        model,
         num_tokens,
         own.batch_size or recipe["batch_size"],
         own.grad_accum,
@@ -176,9 +177,9 @@ def _this_machine(task: TextGeneration, training: Training, dtype: Precision | N
     (machine,) = find_hardware([THIS])
     if dtype is None or dtype not in machine.peaks:
         dtype = machine.usual_dtype
-    s = training.sizes
-    flops = flops_per_token(s) * training.batch_size * s.context
-    needed = memory(s, Work(training.micro_batch_size(1), dtype), optimizer=training.optimizer).total
+    context = training.model.config.context
+    flops = planned_flops_per_token(training.model) * training.batch_size * context
+    needed = memory(training.model, Work(training.micro_batch_size(1), dtype), optimizer=training.optimizer).total
     if flops / (0.2 * machine.peak(dtype)) > MAX_STEP_SECONDS or needed > machine.memory / 3:
         return machine
     given = TrainingSettings(
@@ -198,9 +199,9 @@ def _this_machine(task: TextGeneration, training: Training, dtype: Precision | N
 
 def _random_batches(training: Training, step: int) -> list[Batch]:
     """Return the micro-batches of a step, of random ids."""
-    s, generator = training.sizes, torch.Generator().manual_seed(step)
-    shape = (training.micro_batch_size(1), s.context + 1)
-    drawn = [torch.randint(s.vocab_size, shape, generator=generator) for _ in range(training.grad_accum)]
+    c, generator = training.model.config, torch.Generator().manual_seed(step)
+    shape = (training.micro_batch_size(1), c.context + 1)
+    drawn = [torch.randint(c.vocab_size, shape, generator=generator) for _ in range(training.grad_accum)]
     return [Batch({"text": Stream(ids=ids[:, :-1])}, {"loss": ids[:, 1:]}) for ids in drawn]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from tokenloom.nn.transformer import TransformerLayer
 from tokenloom.planning.estimate import Plan, make_plan
 from tokenloom.plotting.heatmaps import draw_confusion
 from tokenloom.runs.events import Fitted, Planned, Prepared, PrerequisiteEvent
-from tokenloom.runs.folder import RunFolder, draw_curve, findable, task_of
+from tokenloom.runs.folder import RunFolder, draw_curve, findable, load, task_of
 from tokenloom.runs.initialization import Origin, load_origin
-from tokenloom.runs.prerequisites import train_prerequisites
-from tokenloom.tasks.base import PreparedData, Task
+from tokenloom.tasks.base import PreparedData, Prerequisite, Task
 from tokenloom.tasks.registry import find_task, guess_task
 from tokenloom.training.batches import Batches
 from tokenloom.training.checkpoints import (
@@ -42,6 +41,7 @@ from tokenloom.training.loop import fit as run_loop
 from tokenloom.training.metrics import NUMBERS, compute_metrics, counted_unit, loss_metric
 from tokenloom.training.optimizers import hidden_matrices
 from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
+from tokenloom.utils.names import with_article
 
 # Settings that may change when a run is resumed: how long it trains, on which machine, and how often it saves.
 FREE = ("steps", "device", "threads", "parallel", "activation_checkpointing", "save_every", "keep_checkpoints")
@@ -240,7 +240,7 @@ class TrainingSession:
 
     def events(self) -> Iterator[Event]:
         """Yield the events, without shutting the processes down at the end."""
-        if not (yield from train_prerequisites(self, _start)):
+        if not (yield from train_prerequisites(self)):
             return
         prepared = self.processes.in_turn(lambda: self.task.load(self.data))
         if not len(prepared.train):
@@ -449,6 +449,53 @@ class TrainingSession:
             while error is not None:
                 traceback.clear_frames(error.__traceback__)
                 error = error.__cause__ or error.__context__  # type: ignore[assignment]
+
+
+def train_prerequisites(session: TrainingSession) -> Generator[Event, None, bool]:
+    """Train or load, in order, what the task of a session needs first, and pass it on. Return whether to continue."""
+    for one in session.task.prerequisites():
+        if one.run is None:
+            if not (yield from _train_prerequisite(session, one)):
+                return False
+        else:
+            trained = load(one.run)
+            if trained.name != one.task:
+                needed = with_article(one.task)
+                raise UserError(f"{one.run}: is {with_article(trained.name)} run, and {needed} run is needed")
+            one.use(trained)
+    return True
+
+
+def _train_prerequisite(session: TrainingSession, one: Prerequisite) -> Generator[Event, None, bool]:
+    """Train in a session with the machine settings and the seed of this one; its run is `runs/x-NAME` for `runs/x`."""
+    training, folder = session.training, session.folder
+    earlier = session.processes.run_on_all(
+        lambda: _start(
+            session.processes,
+            session.data,
+            task=one.task,
+            out=None if folder is None else folder.path.with_name(f"{folder.path.name}-{one.name}"),
+            overwrite=session.overwrite,
+            resume=False,
+            dry_run=session.dry_run,
+            stop=session.stop,
+            seed=training.seed,
+            device=training.device,
+            threads=training.threads,
+            parallel=training.parallel,
+            **one.settings,
+        )
+    )
+    out = None if earlier.folder is None else str(earlier.folder.path)
+    yield PrerequisiteEvent(one.name, one.task, out)
+    last: Event | None = None
+    for last in earlier.events():
+        yield last
+    if isinstance(last, Finished) and last.reason == "interrupt":
+        return False
+    one.use(earlier.task)
+    yield PrerequisiteEvent(one.name, one.task, out, over=True)
+    return True
 
 
 def refuse_without_effect(training: TrainingSettings, filled_in: Collection[str], model: nn.Module) -> None:

@@ -39,7 +39,7 @@ def interruptible() -> None:
 @pytest.fixture(scope="session")
 def tinyshakespeare() -> str:
     """The text of tinyshakespeare: from the cache, else from the folder of shared data beside the repository."""
-    (source,) = recipes.find("tinyshakespeare").sources[0]
+    (source,) = recipes.find("tinyshakespeare").ways[0]
     places = (cached(source), ROOT.parent / "shared" / "data" / "tinyshakespeare.txt")
     for path in places:
         if path.is_file():

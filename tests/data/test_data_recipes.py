@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named_and_fetched_again(
     recipes.get("fables")
     damaged = cache / "data" / "two.txt"
     damaged.write_bytes(b"twx")
-    assert [checked.state for checked in recipes.check("fables")] == ["intact", "damaged", "not downloaded"]
+    assert [checked.state for checked in recipes.check("fables")] == ["good", "damaged", "not fetched"]
 
     shelves[1].reachable = shelves[2].reachable = False
     with pytest.raises(UserError, match=r"two\.txt is damaged.*tokenloom data get fables"):
@@ -158,7 +158,7 @@ def test_unknown_names_everywhere(shelves: tuple[Shelf, ...]) -> None:
 
 def test_check_says_what_comes_with_python(shelves: tuple[Shelf, ...]) -> None:
     states = {checked.name: checked.state for checked in recipes.check()}
-    assert states == {"fables": "not downloaded", "python-docs": "comes with Python"}
+    assert states == {"fables": "not fetched", "python-docs": "comes with Python"}
 
 
 def test_the_list_of_built_in_data_sets_is_sound() -> None:

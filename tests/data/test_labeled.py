@@ -42,7 +42,7 @@ def test_a_table_with_every_row_accounted_for(tmp_path: Path) -> None:
     assert data.classes == ["01", "1", "bad", "very good"]
     assert data.notes == [
         "a.csv: the text is taken from 'text', a guess; --column NAME takes another",
-        "a.csv: the label is taken from 'label', a guess; --label-column NAME takes another",
+        "a.csv: the label is taken from 'label', a guess; --label NAME takes another",
         "a.csv: left out 1 row with more cells than the header's 2: 7",
         "a.csv: left out 2 rows with empty text: 3, 5",
         "a.csv: left out 1 row with an empty label in 'label': 4",
@@ -125,7 +125,7 @@ def test_other_encodings_and_gzip(tmp_path: Path) -> None:
         (
             "text,a,b\none,1,x\ntwo,1,x\nthree,2,y\nfour,2,y\n",
             {},
-            "which column is the label? --label-column NAME says it: a, b",
+            "which column is the label? --label NAME says it: a, b",
         ),
         ("text,label,label\na,x,y\n", {}, "has 2 columns called 'label'"),
         ('text,label\n"a,x\n', {}, "a quote is not closed"),

@@ -157,7 +157,7 @@ def test_unfinished_work_of_another_kind_is_not_gone_on_with(
         ),
         (other, WISH, "the text is another"),
     ):
-        with pytest.raises(UserError, match=f"{match}.*--overwrite starts again"):
+        with pytest.raises(UserError, match=f"{match}.*--overwrite starts anew"):
             tokenize(source, out, wish, workers=1)
         assert content(out) == before
     tokenize(other, out, WISH, workers=1, overwrite=True)

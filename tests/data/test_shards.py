@@ -243,7 +243,7 @@ def test_the_fingerprint_is_that_of_the_content(made: PretokenizedCorpus, folder
 def test_many_shards_do_not_need_as_many_open_files(made: PretokenizedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenloom.data.pretokenized import shards
 
-    monkeypatch.setattr(shards, "_MAX_OPEN", 2)
+    monkeypatch.setattr(shards, "_OPEN", 2)
     ids = made.ids("training")
     assert len(ids.shards) > 3
     assert np.array_equal(ids[:], made.ids("training")[:])
@@ -284,7 +284,7 @@ def test_an_altered_shard_is_refused_by_name_when_it_is_touched(copy: Path) -> N
     [
         (lambda text: text[:300], "damaged"),
         (lambda text: text.replace('"tokens": ', '"tokens": 1', 1), "damaged"),
-        (lambda text: text.replace('"borders": true', '"borders": false'), "SHA-256"),
+        (lambda text: text.replace('"borders": true', '"borders": false'), "sha256"),
         (lambda text: "", "damaged"),
         (lambda text: "[]", "damaged"),
     ],
@@ -300,11 +300,11 @@ def test_another_format_or_tokenizer_is_refused(copy: Path, folder: Path, tmp_pa
     path = copy / "manifest.json"
     data = json.loads(path.read_text())
     data["format"] = 2
-    path.write_text(json.dumps({**data, "SHA-256": self_hash(data)}))
+    path.write_text(json.dumps({**data, "sha256": self_hash(data)}))
     with pytest.raises(UserError, match="format 2"):
         open_pretokenized(copy)
     data["format"] = 1
-    path.write_text(json.dumps({**data, "SHA-256": self_hash(data)}))
+    path.write_text(json.dumps({**data, "sha256": self_hash(data)}))
     other = make(folder, tmp_path / "other", tokenizer="char")
     (copy / "tokenizer.json").write_bytes((other.folder / "tokenizer.json").read_bytes())
     tokenized = open_pretokenized(copy)
@@ -325,7 +325,7 @@ def test_what_is_no_place_to_write_is_refused(made: PretokenizedCorpus, folder: 
     (tmp_path / "file").write_text("x")
     for out, match in (
         (tmp_path / "file", "is a file"),
-        (folder, "contains no tokenized text"),
+        (folder, "holds no tokenized text"),
         (made.folder, "finished; --overwrite"),
         (tmp_path / "file" / "inside", "cannot be written"),
     ):

@@ -133,7 +133,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         assert str(refused.value) == str(whole.value)
     big = tmp_path / "big.json"
     big.write_text("[]")
-    monkeypatch.setattr(streams, "MAX_JSON_BYTES", 1)
+    monkeypatch.setattr(streams, "LARGEST_JSON", 1)
     with pytest.raises(UserError, match="JSON lines"):
         survey(open_text(big))
 
@@ -158,7 +158,7 @@ def test_pieces_join_to_the_document_and_stay_small(monkeypatch: pytest.MonkeyPa
 
 def test_text_that_cannot_be_cut_grows_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PIECE", 4)
-    monkeypatch.setattr(streams, "MAX_UNCUT", 40)
+    monkeypatch.setattr(streams, "LONGEST_UNCUT", 40)
     assert list(pieces_of(["x" * 9, "x" * 9], lambda t: 0)) == [Piece("x" * 18, True, True)]
     with pytest.raises(UserError, match="byte-bpe"):
         list(pieces_of(["x" * 99], lambda t: 0))

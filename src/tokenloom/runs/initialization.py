@@ -13,6 +13,9 @@ from tokenloom.tasks.base import Initialization, Task
 from tokenloom.training.checkpoints import model_tensors
 from tokenloom.training.settings import TrainingSettings
 
+# Names of the parameters of a head begin with it; all others are the backbone.
+HEAD = "head."
+
 
 @dataclass
 class Origin:
@@ -34,7 +37,7 @@ class Origin:
         same_head = self.how.same_head()
         fresh: list[str] = []
         for name in [*own, *(name for name in other if name not in own)]:
-            if name.startswith(self.how.head) and not same_head:
+            if name.startswith(HEAD) and not same_head:
                 fresh += [name] * (name in own)
                 continue
             ours, theirs = (tuple(side[name].shape) if name in side else None for side in (own, other))
@@ -46,10 +49,6 @@ class Origin:
             own[name].copy_(other[name])
         self.event = InitializedFrom(self.run, len(own) - len(fresh), fresh)
 
-    def freeze_backbone(self, model: nn.Module) -> None:
-        """Train nothing but the head."""
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name.startswith(self.how.head))
 
 
 def load_origin(task: Task, training: TrainingSettings) -> Origin | None:
@@ -68,3 +67,9 @@ def load_origin(task: Task, training: TrainingSettings) -> Origin | None:
     except UserError as error:
         raise UserError(f"--init-from {error}") from error
     return Origin(training.init_from, origin, task.init_from(origin))
+
+
+def freeze_backbone(model: nn.Module) -> None:
+    """Train nothing but the head."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(HEAD))

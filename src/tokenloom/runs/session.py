@@ -21,7 +21,7 @@ from tokenloom.planning.estimate import Plan, make_plan
 from tokenloom.plotting.heatmaps import draw_confusion
 from tokenloom.runs.events import Fitted, Planned, Prepared, PrerequisiteEvent
 from tokenloom.runs.folder import RunFolder, draw_curve, findable, load, task_of
-from tokenloom.runs.initialization import Origin, load_origin
+from tokenloom.runs.initialization import Origin, freeze_backbone, load_origin
 from tokenloom.tasks.base import PreparedData, Prerequisite, Task
 from tokenloom.tasks.registry import find_task, guess_task
 from tokenloom.training.batches import Batches
@@ -283,8 +283,8 @@ class TrainingSession:
         self.task.model = self.task.build_model(self.training.seed)
         if self.origin is not None:
             self.origin.copy_into(self.task.model)
-            if self.training.freeze == "backbone":
-                self.origin.freeze_backbone(self.task.model)
+        if self.training.freeze == "backbone":
+            freeze_backbone(self.task.model)
         self.task.model.to(device)
 
     def _plan(self, prepared: PreparedData, auto_settings: dict[str, Any]) -> Plan:

@@ -131,7 +131,7 @@ class Task(NewTask):
         def same_head() -> bool:
             return self.output_meaning() is not None and self.output_meaning() == origin.output_meaning()
 
-        return Initialization(self.head, same_head, lambda name, value: self.adapt_tensor(name, value, origin))
+        return Initialization(same_head, lambda name, value: self.adapt_tensor(name, value, origin))
 
     @classmethod
     def accepts(cls, data: str) -> str | None:

@@ -108,12 +108,11 @@ class Prerequisite:
 class Initialization:
     """How the weights of another run are copied into a new model.
 
-    head: prefix of the names of the parameters that are not in the backbone. same_head: whether the outputs of both
-    heads mean the same, so that the head is copied too; called once the data are loaded. adapt: returns a tensor of the
-    backbone, by name, in the shape that the new model needs.
+    Parameters of the head have names that begin with "head."; all others are the backbone. same_head: whether the
+    outputs of both heads mean the same, so that the head is copied too; called once the data are loaded. adapt: returns
+    a tensor of the backbone, by name, in the shape that the new model needs.
     """
 
-    head: str = "head."
     same_head: Callable[[], bool] = lambda: False
     adapt: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
 

@@ -34,7 +34,9 @@ class Counts(Sums):
         config = self.model_config
         prepared = super().load(source, for_evaluation=for_evaluation)
         self.model_config = config
-        return replace(prepared, recipe={}, fit=lambda: self._fit(prepared.train), auto_settings={"smoothing": "add-one"})
+        return replace(
+            prepared, recipe={}, fit=lambda: self._fit(prepared.train), auto_settings={"smoothing": "add-one"}
+        )
 
     def _fit(self, samples: Any) -> CountsModel:
         thirds = torch.tensor([row[2] for row in samples.take(samples.all())])

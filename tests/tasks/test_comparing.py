@@ -1,6 +1,7 @@
 """Runs compared in pairs: the bootstrap against its definition, and what cannot be compared is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from own_task import write_sums
 
 import tokenloom
 from tokenloom.errors import UserError
-from tokenloom.evaluation.comparison import compare, paired_bootstrap
-from tokenloom.tasks.base import PerSampleLoss
+from tokenloom.evaluation.comparison import PerSampleLoss, paired_bootstrap
+from tokenloom.runs.comparison import compare
 
 TINY = {"width": 16, "context": 12, "steps": 6, "threads": 1, "batch_size": 8}
 
@@ -51,43 +52,48 @@ def test_a_run_ties_with_itself() -> None:
 
 
 def test_runs_of_any_task_are_compared_on_their_validation_samples(sums: str, tmp_path: Path) -> None:
-    short, long = (tokenloom.train(sums, task=OWN, steps=steps, threads=1) for steps in (1, 60))
-    (pair,) = compare([("long", long), ("short", short)])
-    assert (pair.a, pair.b, pair.samples, pair.unit) == ("long", "short", 12, "loss")
-    assert pair.value_a == pytest.approx(long.evaluate()["loss"], rel=1e-6)
+    short, long, other = (str(tmp_path / name) for name in ("short", "long", "other"))
+    for out, steps in ((short, 1), (long, 60)):
+        tokenloom.train(sums, task=OWN, steps=steps, threads=1, out=out)
+    (pair,) = compare([long, short])
+    assert (pair.a, pair.b, pair.samples, pair.unit) == (long, short, 12, "nats/digit")
+    assert pair.value_a == pytest.approx(tokenloom.load(long).evaluate()["loss"], rel=1e-6)
     assert pair.difference == pair.value_a - pair.value_b
     assert pair.low <= pair.difference <= pair.high
     assert (pair.wins > 0.5) == (pair.difference < 0)
     assert 0 < pair.wins < 1
-    other = tokenloom.train(write_sums(tmp_path / "other.txt", offset=1), task=OWN, steps=1, threads=1)
-    with pytest.raises(UserError, match="a and b have different validation data"):
-        compare([("a", short), ("b", other)])
-    with pytest.raises(UserError, match="digit-sums runs are measured in one way only"):
-        compare([("a", short), ("b", long)], "running")
+    tokenloom.train(write_sums(tmp_path / "other.txt", offset=1), task=OWN, steps=1, threads=1, out=other)
+    with pytest.raises(UserError, match=r"short and .*other have different validation data"):
+        compare([short, other])
+    with pytest.raises(UserError, match="digit-sums runs are evaluated in one way only"):
+        compare([short, long], "sliding")
 
 
 def test_text_models_of_any_kind_and_tokenizer_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"{n * 7 % 101} {VERSE}" for n in range(160)), "utf-8")
-    data = str(path)
-    ngram = tokenloom.train(data, model="ngram", order=4, threads=1)
-    lstm = tokenloom.train(data, model="lstm", **TINY)
-    pieces = tokenloom.train(data, model="bigram", tokenizer="byte-bpe", vocab_size=280, threads=1)
-    pairs = compare([("ngram", ngram), ("lstm", lstm), ("pieces", pieces)])
-    assert [(pair.a, pair.b) for pair in pairs] == [("ngram", "lstm"), ("ngram", "pieces"), ("lstm", "pieces")]
-    assert pairs[0].unit == "bits per byte"
-    for task, pair in ((ngram, pairs[0]), (lstm, pairs[2]), (pieces, pairs[1])):
-        value = pair.value_b if task is pieces else pair.value_a
-        assert value == pytest.approx(task.evaluate(context="sliding")["bits_per_byte"], rel=1e-6)
+    ngram, lstm, pieces = (str(tmp_path / name) for name in ("ngram", "lstm", "pieces"))
+    tasks: dict[str, Any] = {
+        ngram: tokenloom.train(path, out=ngram, model="ngram", ngram_order=4, threads=1),
+        lstm: tokenloom.train(path, out=lstm, model="lstm", **{k: v for k, v in TINY.items() if k != "heads"}),
+        pieces: tokenloom.train(path, out=pieces, model="bigram", tokenizer="byte-bpe", vocab_size=280, threads=1),
+    }
+    pairs = compare([ngram, lstm, pieces])
+    assert [(pair.a, pair.b) for pair in pairs] == [(ngram, lstm), (ngram, pieces), (lstm, pieces)]
+    assert pairs[0].unit == "bits/byte"
+    for run, pair in ((ngram, pairs[0]), (lstm, pairs[2]), (pieces, pairs[1])):
+        value = pair.value_b if run is pieces else pair.value_a
+        assert value == pytest.approx(tasks[run].evaluate(context="sliding")["bits_per_byte"], rel=1e-6)
     assert (pairs[0].wins, pairs[0].high < 0) == (1.0, True)
-    (pair,) = compare([("ngram", ngram), ("lstm", lstm)], "12")
-    assert pair.value_b == pytest.approx(lstm.evaluate(context=12)["bits_per_byte"], rel=1e-6)
+    (pair,) = compare([ngram, lstm], "12")
+    assert pair.value_b == pytest.approx(tasks[lstm].evaluate(context=12)["bits_per_byte"], rel=1e-6)
     with pytest.raises(UserError, match="different validation data"):
-        compare([("ngram", ngram), ("pieces", pieces)], "12")
+        compare([ngram, pieces], "12")
 
 
-def test_runs_of_different_tasks_are_refused(sums: str, text: str) -> None:
-    digits = tokenloom.train(sums, task=OWN, steps=1, threads=1)
-    words = tokenloom.train(text, model="unigram", threads=1)
-    with pytest.raises(UserError, match="a is a digit-sums run and b a text-generation run"):
-        compare([("a", digits), ("b", words)])
+def test_runs_of_different_tasks_are_refused(sums: str, text: str, tmp_path: Path) -> None:
+    digits, words = str(tmp_path / "a"), str(tmp_path / "b")
+    tokenloom.train(sums, task=OWN, steps=1, threads=1, out=digits)
+    tokenloom.train(text, model="unigram", threads=1, out=words)
+    with pytest.raises(UserError, match=r"a is a digit-sums run and .*b a text-generation run"):
+        compare([digits, words])

@@ -12,11 +12,13 @@ from frame_helpers import OWN, TINY, files, weights
 from own_task import write_sums
 
 import tokenloom
+from tokenloom.cli.metrics import metric_lines
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.runs.events import Planned, Prepared
 from tokenloom.runs.folder import RunFolder
-from tokenloom.runs.session import TrainingSession, begin, summary
+from tokenloom.runs.session import TrainingSession, start_session, summary
+from tokenloom.tasks.base import actions_of
 from tokenloom.training.events import Baseline, Evaluated, Finished, Saved, StepFinished
 
 # End to end.
@@ -60,13 +62,13 @@ def test_a_task_of_ones_own_learns_its_rule(tmp_path: Path) -> None:
     assert measured["accuracy"] > 0.9
     loaded = tokenloom.load(tmp_path / "run")
     shown: list[str] = []
-    options = loaded.uses["predict"](digits="25")
-    assert loaded.use("predict", options, shown.append) == {"answer": int(shown[0])}
-    assert task.metric_lines({"loss": 1.5}) == ["loss:              1.5000"]
+    predict = actions_of(type(loaded))["predict"]
+    assert predict.run(loaded, predict.options(digits="25"), shown.append) == {"answer": int(shown[0])}  # type: ignore[call-arg]
+    assert metric_lines(task.metrics, {"loss": 1.5}) == ["loss: 1.5000 nats/digit"]
 
 
 def test_events_come_in_order(text: str, tmp_path: Path) -> None:
-    events = list(begin(text, out=tmp_path / "run", steps=4, eval_every=2, **TINY))
+    events = list(start_session(text, out=tmp_path / "run", steps=4, eval_every=2, **TINY))
     kinds = [type(event) for event in events]
     once = [StepFinished, StepFinished, Evaluated, Saved]
     assert kinds == [Prepared, Planned, Baseline, *once, *once, Finished]
@@ -80,7 +82,7 @@ def test_events_come_in_order(text: str, tmp_path: Path) -> None:
 
 def test_the_curve_is_drawn_and_its_rows_are_means(sums: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    events = list(begin(sums, task=OWN, out=out, steps=25, eval_every=10, threads=1))
+    events = list(start_session(sums, task=OWN, out=out, steps=25, eval_every=10, threads=1))
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     rows = RunFolder(out).read_metrics()
     losses = [e.loss for e in events if isinstance(e, StepFinished)]
@@ -150,7 +152,7 @@ def test_without_out_nothing_is_written_and_the_best_weights_come_back(
 
 def test_a_dry_run_plans_and_writes_nothing(text: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    events = list(begin(text, out=out, dry_run=True, minutes=1.0, **TINY))
+    events = list(start_session(text, out=out, dry_run=True, minutes=1.0, **TINY))
     assert [type(e) for e in events] == [Prepared, Planned]
     planned = events[1]
     assert isinstance(planned, Planned)
@@ -204,7 +206,7 @@ def test_a_run_that_is_there_is_refused_or_replaced(sums: str, tmp_path: Path) -
 
 
 def test_the_summary_is_json(text: str, tmp_path: Path) -> None:
-    fitting = begin(text, out=tmp_path / "run", steps=3, **TINY)
+    fitting = start_session(text, out=tmp_path / "run", steps=3, **TINY)
     events = list(fitting)
     result = summary(fitting, events, 0.0)
     assert json.loads(json.dumps(result)) == result
@@ -218,7 +220,7 @@ def test_the_summary_is_json(text: str, tmp_path: Path) -> None:
 
 
 def test_the_summary_of_a_dry_run_has_no_loss(sums: str) -> None:
-    fitting = begin(sums, task=OWN, dry_run=True, threads=1)
+    fitting = start_session(sums, task=OWN, dry_run=True, threads=1)
     result = summary(fitting, list(fitting), 0.0)
     assert "loss" not in result
     assert result["steps"] == 40
@@ -227,7 +229,7 @@ def test_the_summary_of_a_dry_run_has_no_loss(sums: str) -> None:
 
 def test_minutes_are_turned_into_steps_that_are_recorded(sums: str, tmp_path: Path) -> None:
     """A hundredth of a minute, on whatever machine this is."""
-    fitting = begin(sums, task=OWN, out=tmp_path / "run", minutes=0.002, threads=1)
+    fitting = start_session(sums, task=OWN, out=tmp_path / "run", minutes=0.002, threads=1)
     (plan,) = [e.plan for e in fitting if isinstance(e, Planned)]
     training = RunFolder(tmp_path / "run").read_config()["training"]
     assert training["steps"] == plan.steps == fitting.training.steps

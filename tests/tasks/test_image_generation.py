@@ -90,7 +90,9 @@ def test_a_stage_comes_first_and_a_run_in_its_place_makes_none(runs: Path, tmp_p
     with_run = start_session(data, task="image-generation", image_tokenizer=tokenizer, out=tmp_path / "run", **TINY)
     assert not any(isinstance(event, PrerequisiteEvent) for event in with_run)
     assert with_run.task.tokenizer.fingerprint() == tokenloom.load(tokenizer).tokenizer.fingerprint()
-    dry = list(start_session(data, task="image-generation", codebook_size=6, dry_run=True, out=tmp_path / "dry", **TINY))
+    dry = list(
+        start_session(data, task="image-generation", codebook_size=6, dry_run=True, out=tmp_path / "dry", **TINY)
+    )
     assert sum(isinstance(event, Planned) for event in dry) == 2
     assert not list(tmp_path.glob("dry*"))
 

@@ -1,7 +1,10 @@
 """Which tasks there are, and how a file of one's own becomes one."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import own_task
 import pytest
@@ -9,8 +12,9 @@ import pytest
 import tokenloom.tasks
 from tokenloom.config import Options, build, options
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import Task
-from tokenloom.tasks.registry import find_task, guess_task, task_names
+from tokenloom.tasks import declared_actions, task_names
+from tokenloom.tasks.base import Match, Task, actions_of, models_of, summary_of
+from tokenloom.tasks.registry import all_tasks, find_task, guess_task
 
 OWN = Path(own_task.__file__)
 
@@ -24,11 +28,11 @@ def test_every_module_of_tasks_is_a_task() -> None:
     for name in names:
         task = find_task(name)
         assert task.name == name
-        assert task.summary
-        assert task.models
+        assert summary_of(task)
+        assert all(models_of(task).values()), "the help of the option model says what each model is"
         assert list(options(task.Settings))
         assert all(option.help for option in options(task.Settings)), "each setting says what it is for"
-        assert all(option.help for use in task.uses.values() for option in options(use))
+        assert all(one.help for action in actions_of(task).values() for one in options(action.options))
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -52,22 +56,26 @@ def test_a_text_is_guessed_and_the_guess_is_explained(tmp_path: Path) -> None:
     assert why
 
 
+def test_actions_are_read_from_the_source_without_importing_torch() -> None:
+    """What `tokenloom --help` lists is what the tasks declare."""
+    declared = {name for task in all_tasks() for name in actions_of(task)}
+    assert set(declared_actions()) == declared
+    assert all(declared_actions().values()), "every action has a help text"
+    code = "import sys, tokenloom.tasks; tokenloom.tasks.declared_actions(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_fallback_is_asked_last_and_two_claims_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = find_task("text-generation")
-    claim = classmethod(lambda cls, data: cls.__name__)
-    other, third = (type(name, (first,), {"accepts": claim, "fallback": False}) for name in ("Other", "Third"))
-    tasks = {"a-fallback": first, "other": other}
-    monkeypatch.setattr("tokenloom.tasks.registry.task_names", lambda: list(tasks))
-    monkeypatch.setattr("tokenloom.tasks.registry.find_task", tasks.__getitem__)
+    matches = {"a-fallback": Match("any", fallback=True), "other": Match("Other")}
+    modules = {name: SimpleNamespace(recognize=lambda source, match=match: match) for name, match in matches.items()}
+    monkeypatch.setattr("tokenloom.tasks.registry.task_names", lambda: list(modules))
+    monkeypatch.setattr("tokenloom.tasks.registry._module", modules.__getitem__)
     assert guess_task("data") == ("other", "Other")
-    tasks["third"] = third
+    modules["third"] = modules["other"]
     with pytest.raises(UserError, match="may be for other or third; say which with --task"):
         guess_task("data")
-
-
-def test_data_that_no_task_accepts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in task_names():
-        monkeypatch.setattr(find_task(name), "accepts", classmethod(lambda cls, data: None))
+    modules.clear()
+    modules["none"] = SimpleNamespace(recognize=lambda source: None)
     with pytest.raises(UserError, match="no task recognizes these data; say which with --task"):
         guess_task("something")
 
@@ -153,16 +161,16 @@ FAULTS = {
     "no class": (HEAD + "X = 3\n", "X", "no Task of that name in the file"),
     "a class of another kind": ("class X:\n    pass\n", "X", "no Task of that name in the file"),
     "an empty name": (HEAD, "", "no Task of that name in the file"),
-    "no settings": (HEAD + "class X(Task):\n    name = 'x'\n    summary = 'x'\n", "X", "sets no `Settings`"),
+    "no settings": (HEAD + "class X(Task):\n    name = 'x'\n", "X", "sets no `Settings`"),
     "settings that are none": (
         OWN.read_text().replace("    Settings = SumsSettings\n", "    Settings = dict\n"),
         "Sums",
         "has `Settings` that do not inherit from tokenloom.config.Options",
     ),
     "methods missing": (
-        OWN.read_text().replace("    def build(", "    def bild(").replace("    def loss(", "    def los("),
+        OWN.read_text().replace("    def build_model(", "    def bild(").replace("    def collate(", "    def colate("),
         "Sums",
-        "does not fill in build, loss",
+        "does not define build_model, collate",
     ),
     "a setting that training has": (
         OWN.read_text().replace("    width: int", '    seed: int = option(1, "x")\n    width: int'),

@@ -180,7 +180,7 @@ def test_a_loaded_run_is_the_trained_one(run: Path) -> None:
     assert config["training"]["steps"] == 6
     assert config["training"]["threads"] == 1
     assert config["training"]["batch_size"] == 16, "what the recipe gave is kept"
-    assert task.source == config["data"]
+    assert task.evaluate() == load(run).evaluate(), "on the validation split of its own data"
     assert (run / "metrics.jsonl").read_text().count("\n") >= 2
 
 
@@ -220,7 +220,7 @@ BAD_RUNS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "empty config": (lambda run: (run / "config.json").write_text(""), "config.json", "damaged"),
     "binary config": (lambda run: (run / "config.json").write_bytes(b"\xff\xfe"), "config.json", "damaged"),
     "config is a list": (edit(lambda config: [config]), "config.json", "damaged"),
-    "another format": (set_to("format", FORMAT + 1), "config.json", f"format {FORMAT + 1}; this tokenloom reads"),
+    "another format": (set_to("format", FORMAT + 1), "config.json", f"format {FORMAT + 1}, written by tokenloom"),
     "no format": (edit(lambda config: {k: v for k, v in config.items() if k != "format"}), "config.json", "damaged"),
     "no task": (edit(lambda config: {k: v for k, v in config.items() if k != "task"}), "config.json", "damaged"),
     "settings are a number": (set_to("settings", 5), "config.json", "damaged (TypeError: settings is 5)"),
@@ -259,9 +259,9 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
         load(tmp_path / "file")
 
 
-def test_parts_that_are_not_read_back_are_a_mistake_of_the_task(run: Path) -> None:
-    set_to("parts", {"tokenizer": "abc"})(run)
-    with pytest.raises(ValueError, match="Sums saved parts but does not load them"):
+def test_assets_that_are_not_read_back_are_a_mistake_of_the_task(run: Path) -> None:
+    set_to("assets", {"tokenizer": "abc"})(run)
+    with pytest.raises(ValueError, match="Sums saves assets but does not load them"):
         load(run)
 
 
@@ -321,7 +321,8 @@ def test_the_config_keeps_what_a_resumed_training_changes(run: Path) -> None:
 
 
 def test_a_config_is_written_for_people(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write_config(Sums(SumsSettings(width=4)), "digit-sums", "größe.txt", TrainingSettings(steps=1))
+    task, training = Sums(SumsSettings(width=4)), TrainingSettings(steps=1)
+    RunFolder(tmp_path).write_config(task, "digit-sums", "größe.txt", training, sequence_length=2)
     text = (tmp_path / "config.json").read_text("utf-8")
     assert '\n  "settings": {\n    "width": 4,' in text
     assert "größe.txt" in text

@@ -113,16 +113,18 @@ def test_what_does_not_fit_is_refused_before_the_data_are_read(
 def test_another_body_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="a text-generation run has no encoder"):
         start_session(folder / "words.conll", task="token-classification", init_from=str(folder / "gpt"), **MACHINE)
-    with pytest.raises(UserError, match="a text-generation model cannot start from another run"):
+    with pytest.raises(UserError, match="a text-generation model cannot be initialized from another run"):
         start_session(folder / "rhyme.txt", task="text-generation", init_from=str(folder / "filled"), **MACHINE)
 
 
 def test_the_first_difference_of_two_bodies_is_named(folder: Path) -> None:
     """Sizes that no setting shows, such as those of a run whose config was changed by hand."""
-    fitting = start_session(folder / "words.conll", task="token-classification", init_from=str(folder / "filled"), **MACHINE)
+    fitting = start_session(
+        folder / "words.conll", task="token-classification", init_from=str(folder / "filled"), **MACHINE
+    )
     assert fitting.origin is not None
     with torch.no_grad():
-        model: Any = fitting.origin.model
+        model: Any = fitting.origin.task.model
         model.backbone.transformer.layers[1].mlp.W_in.weight = torch.nn.Parameter(torch.zeros(3, 16))
     with pytest.raises(
         UserError, match=r"backbone.transformer.layers.1.mlp.W_in.weight has shape \(3, 16\) there, and"

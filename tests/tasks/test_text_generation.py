@@ -411,7 +411,10 @@ def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
     for _ in modern:
         pass
     assert modern.training.weight_decay_on == "matrices"
-    assert tokenloom.start_session(data, **SIZES, preset="classic", weight_decay_on="matrices", steps=3, threads=1) is not None
+    assert (
+        tokenloom.start_session(data, **SIZES, preset="classic", weight_decay_on="matrices", steps=3, threads=1)
+        is not None
+    )
 
 
 @pytest.mark.parametrize(

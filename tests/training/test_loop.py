@@ -256,7 +256,9 @@ def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
 def test_evaluation_does_not_depend_on_the_batch_size_and_is_deterministic() -> None:
     task, model = NextToken(), awake(tiny_gpt(dropout=0.5))
     model.train()
-    values = {batch: compute_metrics(task, evaluate(task, model, VALIDATION, batch_size=batch)) for batch in (1, 7, 30, 64)}
+    values = {
+        batch: compute_metrics(task, evaluate(task, model, VALIDATION, batch_size=batch)) for batch in (1, 7, 30, 64)
+    }
     again = compute_metrics(task, evaluate(task, model, VALIDATION, batch_size=64))
     assert again == values[64], "bit for bit"
     for value in values.values():

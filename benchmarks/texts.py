@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.errors import UserError
 from tokenloom.tasks.base import PreparedData
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
@@ -17,7 +17,7 @@ QUALITY_TEXT = "tinyshakespeare"
 def name() -> str:
     """Times do not depend on the text, beside the number of different characters, which is the same for all."""
     try:
-        recipes.load(QUALITY_TEXT, progress=False)
+        registry.load(QUALITY_TEXT, progress=False)
     except UserError:
         return "python-docs"
     return QUALITY_TEXT
@@ -25,7 +25,7 @@ def name() -> str:
 
 def text() -> str:
     """The whole text."""
-    return "\n".join(document.text for document in recipes.load(name(), progress=False).documents)
+    return "\n".join(document.text for document in registry.load(name(), progress=False).documents)
 
 
 def prepared(**settings: Any) -> tuple[TextGeneration, PreparedData]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from needs import lacking
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import TextData
 from tokenloom.data.download import cached
 from tokenloom.errors import UserError
@@ -39,7 +39,7 @@ def interruptible() -> None:
 @pytest.fixture(scope="session")
 def tinyshakespeare() -> str:
     """The text of tinyshakespeare: from the cache, else from the folder of shared data beside the repository."""
-    (source,) = recipes.find("tinyshakespeare").ways[0]
+    (source,) = registry.find("tinyshakespeare").sources[0]
     places = (cached(source), ROOT.parent / "shared" / "data" / "tinyshakespeare.txt")
     for path in places:
         if path.is_file():
@@ -55,7 +55,7 @@ def tinyshakespeare() -> str:
 def shakespeare() -> TextData:
     """The built-in data set shakespeare: from the cache, else fetched."""
     try:
-        return recipes.load("shakespeare", progress=False)
+        return registry.load("shakespeare", progress=False)
     except UserError as error:
         lacking(f"shakespeare could not be had: {error}")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
+from tokenloom.data.pretokenized import TokenizationSettings
+from tokenloom.data.pretokenized.build import tokenize
 from tokenloom.data.pretokenized.shards import PARTS, PretokenizedCorpus
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
@@ -41,7 +42,7 @@ def rows_of(path: Path, sizes: list[int]) -> Path:
 
 def make(source: Path | str, out: Path, workers: int = 1, **wish: Any) -> PretokenizedCorpus:
     """Tokenize with a shard for every few kilobytes."""
-    return tokenize(source, out, TokenizationRequest(**{"shard": 3000, **wish}), workers=workers)
+    return tokenize(source, out, TokenizationSettings(**{"shard_bytes": 3000, **wish}), workers=workers)
 
 
 def in_memory(

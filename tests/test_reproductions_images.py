@@ -14,7 +14,7 @@ import pytest
 from needs import lacking
 
 import tokenloom
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.svm import svm_accuracy
 from tokenloom.tasks.image_classification import ImageClassification
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 def fetch(data: str) -> None:
     """A built-in set that must be there; the test is skipped, or fails, where it cannot be had."""
     try:
-        if data in recipes.names():
-            recipes.get(data, progress=False)
+        if data in registry.names():
+            registry.download(data, progress=False)
     except UserError as error:
         lacking(str(error))
 

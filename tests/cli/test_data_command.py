@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tiny_cli import Call, Refused
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 
 
 def test_list(call: Call, cache: Path) -> None:
@@ -26,8 +26,8 @@ def test_add_and_check(call: Call, refused: Refused, cache: Path, tmp_path: Path
     path = Path(stored.out.strip())
     assert path.is_relative_to(cache)
     assert path.read_bytes() == own.read_bytes()
-    assert call("data", "get", "tinyshakespeare").out.strip() == str(path)
-    assert call("data", "get", "tinyshakespeare", "--json").json["files"] == [str(path)]
+    assert call("data", "download", "tinyshakespeare").out.strip() == str(path)
+    assert call("data", "download", "tinyshakespeare", "--json").json["files"] == [str(path)]
     rows = call("data", "check", "tinyshakespeare", "--json").json["data"]
     assert [row["state"] for row in rows] == ["good"]
     own.write_bytes(tinyshakespeare.encode()[:-1])
@@ -38,27 +38,27 @@ def test_add_and_check(call: Call, refused: Refused, cache: Path, tmp_path: Path
     damaged = call("data", "check")
     assert damaged.code == 2
     assert "damaged" in damaged.out
-    assert "tokenloom data get tinyshakespeare" in damaged.err
+    assert "tokenloom data download tinyshakespeare" in damaged.err
     assert damaged.err.count("\n") == 1
 
 
 def test_what_comes_with_python_needs_no_fetching(call: Call, refused: Refused, cache: Path, tmp_path: Path) -> None:
-    assert "comes with Python" in call("data", "get", "python-docs").out
+    assert "comes with Python" in call("data", "download", "python-docs").out
     assert "comes with Python" in call("data", "check", "python-docs").out
     assert "comes with Python" in refused("data", "add", "python-docs", tmp_path / "x")
 
 
-@pytest.mark.parametrize("verb", ["get", "check", "add"])
+@pytest.mark.parametrize("verb", ["download", "check", "add"])
 def test_names_that_there_are_not(verb: str, refused: Refused, cache: Path, tmp_path: Path) -> None:
     message = refused("data", verb, "shakespear", *([tmp_path / "x"] if verb == "add" else []))
     assert "'shakespear'" in message
     assert "'shakespeare'" in message
-    for name in recipes.names():
+    for name in registry.names():
         assert name in message
 
 
 def test_words_that_are_missing_or_wrong(refused: Refused, cache: Path, tmp_path: Path) -> None:
-    assert "NAME" in refused("data", "get")
+    assert "NAME" in refused("data", "download")
     assert "FILE" in refused("data", "add", "tinyshakespeare")
     assert "nothing.txt" in refused("data", "add", "tinyshakespeare", tmp_path / "nothing.txt")
     assert "lsit" in refused("data", "lsit")

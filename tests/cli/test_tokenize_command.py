@@ -30,7 +30,7 @@ def test_tokenize_then_train_then_measure(call: Call, folder: Path, tmp_path: Pa
     assert "baseline:" in trained.err
     assert trained.json["baseline"]["value"] > 0
     assert call("evaluate", run, "--json").json["targets"] == made.json["validation"]["tokens"] - 1
-    assert call("data", "check", out).out == f"{out}: all 2 shards are as they were written\n"
+    assert call("data", "check", out).out == f"{out}: all 2 shards are intact\n"
     assert call("data", "check", out, "--json").json["state"] == "good"
 
 
@@ -69,7 +69,7 @@ def test_mistakes_are_one_line(refused: Refused, folder: Path, tmp_path: Path) -
         ((str(folder), "--tokenizer", "byte-pbe"), "byte-bpe"),
         ((str(folder), "--val-fraction", "1.5"), "--val-fraction"),
         ((str(folder), "--workers", "0"), "--workers"),
-        ((str(folder), "--column", "text"), "--column"),
+        ((str(folder), "--text-column", "text"), "--text-column"),
         ((str(folder), "--encoding", "utf-9"), "utf-8"),
         ((str(folder), "--vocab-size", "0"), "--vocab-size"),
     ):
@@ -103,16 +103,16 @@ def test_a_damaged_folder_is_refused_by_name(call: Call, refused: Refused, folde
     assert not (tmp_path / "run3").exists()
 
 
-def test_ctrl_c_says_how_to_go_on(call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenloom.data.pretokenized import workers as crew
+def test_ctrl_c_says_how_to_continue(call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import ProcessPoolExecutor
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     out = str(tmp_path / "t")
     with monkeypatch.context() as patch:
-        patch.setattr(crew.WorkerPool, "submit", interrupted)
+        patch.setattr(ProcessPoolExecutor, "submit", interrupted)
         stopped = call("data", "tokenize", str(folder), "--out", out)
     assert stopped.code == 130
-    assert f"the same command goes on with {out}" in stopped.err
+    assert f"the same command continues with {out}" in stopped.err
     assert call("data", "tokenize", str(folder), "--out", out).code == 0

@@ -3,7 +3,7 @@ import datetime
 import pytest
 from needs import lacking
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.pairs import PairData
 from tokenloom.data.sets.verses import plain
 from tokenloom.data.split import split
@@ -12,7 +12,7 @@ from tokenloom.errors import UserError
 
 def pairs_of(name: str) -> PairData:
     try:
-        data = recipes.load_data(name, progress=False)
+        data = registry.load_data(name, progress=False)
     except UserError as error:
         lacking(f"{name} could not be had: {error}")
     assert isinstance(data, PairData)
@@ -77,5 +77,5 @@ def test_a_verse_without_its_marks() -> None:
 
 
 def test_the_texts_in_pairs_can_be_trained_on() -> None:
-    text = recipes.load("dates-iso")
+    text = registry.load("dates-iso")
     assert text.documents[0].text == "1 April 2038\n2038-04-01\n"

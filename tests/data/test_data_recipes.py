@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import Document, TextData
-from tokenloom.data.download import Advance, FetchError
+from tokenloom.data.download import Advance, DownloadError
 from tokenloom.data.registry import Recipe
 from tokenloom.errors import UserError
 
@@ -33,10 +33,10 @@ class Shelf:
     def size(self) -> int:
         return len(self.content)
 
-    def fetch(self, target: Path, advance: Advance) -> None:
+    def download(self, target: Path, advance: Advance) -> None:
         self.asked += 1
         if not self.reachable:
-            raise FetchError(f"{self.origin} (out of reach)")
+            raise DownloadError(f"{self.origin} (out of reach)")
         target.write_bytes(self.content)
         advance(self.size)
 
@@ -51,29 +51,29 @@ def shelves(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Shelf, Shelf,
     first, second, other = Shelf("one.txt", b"one"), Shelf("two.txt", b"two"), Shelf("both.txt", b"one two")
     ways = ((first, second), (other,))
     fables = Recipe("fables", "two fables", "CC0-1.0", joined, ways, held_out="tail")
-    known = {"fables": fables, "python-docs": recipes.find("python-docs")}
-    monkeypatch.setattr(recipes, "_recipes", lambda: known)
+    known = {"fables": fables, "python-docs": registry.find("python-docs")}
+    monkeypatch.setattr(registry, "_recipes", lambda: known)
     return first, second, other
 
 
 def test_fetched_once_and_used_without_a_network_afterwards(shelves: tuple[Shelf, ...], cache: Path) -> None:
     first, second, other = shelves
-    data = recipes.load("fables", progress=False)
+    data = registry.load("fables", progress=False)
     assert [document.text for document in data.documents] == ["one", "two"]
     assert (data.name, data.license, data.held_out) == ("fables", "CC0-1.0", "tail")
     for shelf in shelves:
         shelf.reachable = False
-    assert recipes.load("fables") == data
-    assert recipes.get("fables") == [cache / "data" / "one.txt", cache / "data" / "two.txt"]
+    assert registry.load("fables") == data
+    assert registry.download("fables") == [cache / "data" / "one.txt", cache / "data" / "two.txt"]
     assert (first.asked, second.asked, other.asked) == (1, 1, 0)
 
 
 def test_the_ways_are_tried_in_order(shelves: tuple[Shelf, ...]) -> None:
     shelves[1].reachable = False
-    assert [document.id for document in recipes.load("fables").documents] == ["both.txt"]
+    assert [document.id for document in registry.load("fables").documents] == ["both.txt"]
     # Once a complete way is in the cache, nothing else is asked.
     shelves[1].reachable = True
-    assert [document.id for document in recipes.load("fables").documents] == ["both.txt"]
+    assert [document.id for document in registry.load("fables").documents] == ["both.txt"]
     assert shelves[1].asked == 1
 
 
@@ -81,7 +81,7 @@ def test_when_no_way_delivers(shelves: tuple[Shelf, ...]) -> None:
     for shelf in shelves:
         shelf.reachable = False
     with pytest.raises(UserError) as refused:
-        recipes.load("fables")
+        registry.load("fables")
     message = str(refused.value)
     assert "the shelf of one.txt (out of reach), then the shelf of both.txt (out of reach)" in message
     assert "tokenloom data add fables FILE" in message
@@ -91,46 +91,46 @@ def test_when_no_way_delivers(shelves: tuple[Shelf, ...]) -> None:
 def test_a_damaged_file_is_named_and_fetched_again(
     shelves: tuple[Shelf, ...], cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipes.get("fables")
+    registry.download("fables")
     damaged = cache / "data" / "two.txt"
     damaged.write_bytes(b"twx")
-    assert [checked.state for checked in recipes.check("fables")] == ["good", "damaged", "not fetched"]
+    assert [checked.state for checked in registry.check("fables")] == ["intact", "damaged", "not downloaded"]
 
     shelves[1].reachable = shelves[2].reachable = False
-    with pytest.raises(UserError, match=r"two\.txt is damaged.*tokenloom data get fables"):
-        recipes.load("fables")
+    with pytest.raises(UserError, match=r"two\.txt is damaged.*tokenloom data download fables"):
+        registry.load("fables")
     assert damaged.read_bytes() == b"twx"
 
     shelves[1].reachable = True
-    data = recipes.load("fables")
+    data = registry.load("fables")
     assert [document.text for document in data.documents] == ["one", "two"]
-    assert data.notes == [f"{damaged} was damaged (its sha256 was another) and has been fetched again"]
+    assert data.notes == [f"{damaged} was damaged (wrong SHA-256) and was downloaded again"]
     assert shelves[0].asked == 1
 
     damaged.write_bytes(b"")
-    recipes.get("fables")
+    registry.download("fables")
     assert "two.txt was damaged" in capsys.readouterr().err
 
 
 def test_the_catalogue(shelves: tuple[Shelf, ...]) -> None:
-    fables, docs = recipes.catalog()
+    fables, docs = registry.catalog()
     assert (fables.name, fables.cached, fables.size) == ("fables", False, 6)
     assert fables.origin == "the shelf of one.txt + the shelf of two.txt"
     assert (docs.name, docs.cached, docs.size, docs.origin) == ("python-docs", True, None, "comes with Python")
-    recipes.get("fables")
-    assert recipes.catalog()[0].cached
+    registry.download("fables")
+    assert registry.catalog()[0].cached
 
 
 def test_a_copy_of_ones_own(shelves: tuple[Shelf, ...], tmp_path: Path, cache: Path) -> None:
     copy = tmp_path / "my copy.txt"
     copy.write_bytes(b"one two")
-    assert recipes.add("fables", copy) == cache / "data" / "both.txt"
-    assert [document.text for document in recipes.load("fables").documents] == ["one two"]
+    assert registry.add("fables", copy) == cache / "data" / "both.txt"
+    assert [document.text for document in registry.load("fables").documents] == ["one two"]
     assert [shelf.asked for shelf in shelves] == [0, 0, 0]
 
     copy.write_bytes(b"one twoo")
     with pytest.raises(UserError) as refused:
-        recipes.add("fables", copy)
+        registry.add("fables", copy)
     assert hashlib.sha256(b"one twoo").hexdigest() in str(refused.value)
     for shelf in shelves:
         assert shelf.sha256 in str(refused.value)
@@ -147,30 +147,30 @@ def test_a_copy_of_ones_own(shelves: tuple[Shelf, ...], tmp_path: Path, cache: P
 )
 def test_copies_that_are_refused(shelves: tuple[Shelf, ...], name: str, file: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        recipes.add(name, file)
+        registry.add(name, file)
 
 
 def test_unknown_names_everywhere(shelves: tuple[Shelf, ...]) -> None:
-    for ask in (recipes.get, recipes.load, recipes.check, recipes.find):
+    for ask in (registry.download, registry.load, registry.check, registry.find):
         with pytest.raises(UserError, match=r"'fabel'; did you mean 'fables'\? \(there are fables, python-docs\)"):
             ask("fabel")
 
 
 def test_check_says_what_comes_with_python(shelves: tuple[Shelf, ...]) -> None:
-    states = {checked.name: checked.state for checked in recipes.check()}
-    assert states == {"fables": "not fetched", "python-docs": "comes with Python"}
+    states = {checked.name: checked.state for checked in registry.check()}
+    assert states == {"fables": "not downloaded", "python-docs": "comes with Python"}
 
 
 def test_the_list_of_built_in_data_sets_is_sound() -> None:
-    assert recipes.names() == sorted(recipes.names())
-    assert {"python-docs", "python-source", "shakespeare", "tinyshakespeare"} < set(recipes.names())
+    assert registry.names() == sorted(registry.names())
+    assert {"python-docs", "python-source", "shakespeare", "tinyshakespeare"} < set(registry.names())
     hashes: dict[str, str] = {}
-    for name in recipes.names():
-        recipe = recipes.find(name)
+    for name in registry.names():
+        recipe = registry.find(name)
         assert recipe.name == name
-        assert recipe.what
+        assert recipe.description
         assert recipe.license
-        for source in (source for way in recipe.ways for source in way):
+        for source in (source for way in recipe.sources for source in way):
             # One name in the cache, one file.
             assert hashes.setdefault(source.file, source.sha256) == source.sha256
             assert len(bytes.fromhex(source.sha256)) == 32

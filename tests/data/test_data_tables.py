@@ -34,7 +34,7 @@ def test_json_lines_with_every_row_accounted_for(tmp_path: Path) -> None:
     rows, notes = read(tmp_path, "a.jsonl", content)
     assert rows == [("1", "one\ntwo"), ("6", "bare"), ("8", "a\u2028b\u0085c")]
     assert notes == [
-        "a.jsonl: the text is taken from 'text', a guess; --column NAME takes another",
+        "a.jsonl: the text is taken from 'text', a guess; --text-column NAME takes another",
         "a.jsonl: left out 2 rows with empty text: 2, 4",
         "a.jsonl: left out 1 row without 'text': 3",
         "a.jsonl: left out 2 rows with something other than text in 'text': 5, 9",
@@ -43,7 +43,7 @@ def test_json_lines_with_every_row_accounted_for(tmp_path: Path) -> None:
 
 
 def test_line_ends_inside_json_are_kept_when_asked(tmp_path: Path) -> None:
-    rows, _ = read(tmp_path, "a.ndjson", '{"text": "one\\r\\ntwo"}\r\n{"text": "three"}\r', newlines="keep")
+    rows, _ = read(tmp_path, "a.ndjson", '{"text": "one\\r\\ntwo"}\r\n{"text": "three"}\r', normalize_newlines=False)
     assert rows == [("1", "one\r\ntwo"), ("2", "three")]
 
 
@@ -73,7 +73,7 @@ def test_a_json_file_with_one_object(tmp_path: Path) -> None:
         ("a.json", '{"a": "x"}\n{"a": "z"}\n{', "line 3, column"),
         ("a.jsonl", '{"text": "a"}\n' + "[" * 100_000, "line 2"),
         ("a.jsonl", '{"text": "a", "n": ' + "9" * 5000 + "}", "line 1"),
-        ("a.jsonl", '{"q": "a", "r": "b"}', "--column NAME says it: q, r"),
+        ("a.jsonl", '{"q": "a", "r": "b"}', "--text-column NAME says it: q, r"),
         ("a.jsonl", '{"q": 1}', "none of its columns holds text: q"),
         ("a.json", "[]", "no rows"),
         ("a.json", "3", "no text in any of its 1 row"),
@@ -86,9 +86,9 @@ def test_json_that_is_refused(name: str, content: str, words: str, tmp_path: Pat
 
 def test_an_unknown_json_column(tmp_path: Path) -> None:
     content = '{"question": "a", "answer": "b"}'
-    assert read(tmp_path, "a.jsonl", content, column="answer")[0] == [("1", "b")]
-    assert "did you mean 'answer'" in refusal(tmp_path, "a.jsonl", content, column="anwser")
-    assert "leave --column away" in refusal(tmp_path, "a.json", '["x"]', column="answer")
+    assert read(tmp_path, "a.jsonl", content, text_column="answer")[0] == [("1", "b")]
+    assert "did you mean 'answer'" in refusal(tmp_path, "a.jsonl", content, text_column="anwser")
+    assert "leave --text-column away" in refusal(tmp_path, "a.json", '["x"]', text_column="answer")
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -99,7 +99,7 @@ def test_tables_against_the_writer_of_the_standard_library(delimiter: str, tmp_p
     writer = csv.writer(out, delimiter=delimiter)
     writer.writerow(["id", "text", "by, whom; and\twhen"])
     writer.writerows([number, text, "someone"] for number, text in enumerate(texts))
-    rows, _ = read(tmp_path, "a.csv", out.getvalue(), newlines="keep")
+    rows, _ = read(tmp_path, "a.csv", out.getvalue(), normalize_newlines=False)
     assert rows == [(str(number), text) for number, text in enumerate(texts, start=2)]
     folded, _ = read(tmp_path, "a.csv", out.getvalue())
     assert [text for _, text in folded] == [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
@@ -110,7 +110,7 @@ def test_a_table_with_every_row_accounted_for(tmp_path: Path) -> None:
     rows, notes = read(tmp_path, "a.csv", content)
     assert rows == [("2", "a; b\nc"), ("7", 'say "hi"')]
     assert notes == [
-        "a.csv: the text is taken from 'text', a guess; --column NAME takes another",
+        "a.csv: the text is taken from 'text', a guess; --text-column NAME takes another",
         "a.csv: left out 2 rows with empty text: 3, 4",
         "a.csv: left out 1 row without 'text': 5",
         "a.csv: left out 1 row with more cells than the header's 2: 6",
@@ -120,8 +120,8 @@ def test_a_table_with_every_row_accounted_for(tmp_path: Path) -> None:
 def test_guessing_the_column_of_a_table(tmp_path: Path) -> None:
     assert read(tmp_path, "a.csv", "n,story\n1,once\n2.5,upon\n")[0] == [("2", "once"), ("3", "upon")]
     assert read(tmp_path, "a.csv", "label,Text\nham,once\n")[0] == [("2", "once")]
-    assert "--column NAME says it: label, story" in refusal(tmp_path, "a.csv", "label,story\nham,once\n")
-    assert read(tmp_path, "a.csv", "label,story\nham,once\n", column="label")[0] == [("2", "ham")]
+    assert "--text-column NAME says it: label, story" in refusal(tmp_path, "a.csv", "label,story\nham,once\n")
+    assert read(tmp_path, "a.csv", "label,story\nham,once\n", text_column="label")[0] == [("2", "ham")]
     assert "none of its columns holds text" in refusal(tmp_path, "a.csv", "a,b\n1,2\n")
 
 

@@ -50,7 +50,7 @@ def test_a_file_is_one_document(tmp_path: Path) -> None:
 def test_a_file_kept_as_it_is(ends: str, tmp_path: Path) -> None:
     path = tmp_path / "poem.txt"
     path.write_bytes(poems()[ends])
-    assert read_text(path, newlines="keep").documents[0].text.encode() == poems()[ends]
+    assert read_text(path, normalize_newlines=False).documents[0].text.encode() == poems()[ends]
     assert read_text(path).documents[0].text == POEM
 
 
@@ -84,7 +84,7 @@ def test_a_folder_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert "white space" in reasons["blank.txt"]
     assert "line 1" in reasons["broken.json"]
     assert "byte offset 0" in reasons["latin.txt"]
-    assert data.notes == ["rows.csv: the text is taken from 'text', a guess; --column NAME takes another"]
+    assert data.notes == ["rows.csv: the text is taken from 'text', a guess; --text-column NAME takes another"]
 
 
 def test_the_same_remark_on_many_files_is_one_note(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     standard_input(monkeypatch, b"")
     with pytest.raises(UserError, match="standard input: empty"):
         read_text("-")
-    with pytest.raises(UserError, match="--column review does not apply"):
-        read_text("-", column="review")
+    with pytest.raises(UserError, match="--text-column review does not apply"):
+        read_text("-", text_column="review")
 
 
 def test_a_pipe_can_be_read(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_what_does_not_exist(given: str, words: str, tmp_path: Path, monkeypatch
 def test_an_option_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
     path = put(tmp_path / "poem.txt", POEM)
     with pytest.raises(UserError, match="plain text has no column 'text'"):
-        read_text(path, column="text")
-    with pytest.raises(UserError, match="--column text does not apply"):
-        read_text(tmp_path, column="text")
+        read_text(path, text_column="text")
+    with pytest.raises(UserError, match="--text-column text does not apply"):
+        read_text(tmp_path, text_column="text")
     with pytest.raises(UserError, match=r"--encoding latin-1 does not apply.*python-docs"):
         read_text("python-docs", encoding="latin-1")
     with pytest.raises(UserError, match="'crlf'"):

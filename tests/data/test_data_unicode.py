@@ -1,7 +1,7 @@
 import pytest
 from traps import POEM, poems
 
-from tokenloom.data.unicode import Unreadable, check_encoding, check_newlines, decode, fold_newlines
+from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newlines
 from tokenloom.errors import UserError
 
 
@@ -13,7 +13,7 @@ def test_one_poem_is_one_text_however_its_lines_end(ends: str) -> None:
 @pytest.mark.parametrize("ends", poems())
 def test_keep_gives_the_original_bytes_back(ends: str) -> None:
     raw = poems()[ends]
-    assert decode(raw, newlines="keep").encode() == raw
+    assert decode(raw, normalize_newlines=False).encode() == raw
 
 
 def test_folding_against_the_definition() -> None:
@@ -72,9 +72,3 @@ def test_encoding_names() -> None:
             check_encoding(given)
     with pytest.raises(UserError, match="unknown encoding"):
         check_encoding("a\0b")
-
-
-def test_newlines_names() -> None:
-    check_newlines("keep")
-    with pytest.raises(UserError, match=r"'crlf'.*'fold'.*'keep'"):
-        check_newlines("crlf")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from needs import lacking
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.labeled import LabelColumns, LabeledData, looks_labeled, read_column, read_labeled
 from tokenloom.errors import UserError
 
@@ -41,8 +41,8 @@ def test_a_table_with_every_row_accounted_for(tmp_path: Path) -> None:
     ]
     assert data.classes == ["01", "1", "bad", "very good"]
     assert data.notes == [
-        "a.csv: the text is taken from 'text', a guess; --column NAME takes another",
-        "a.csv: the label is taken from 'label', a guess; --label NAME takes another",
+        "a.csv: the text is taken from 'text', a guess; --text-column NAME takes another",
+        "a.csv: the label is taken from 'label', a guess; --label-column NAME takes another",
         "a.csv: left out 1 row with more cells than the header's 2: 7",
         "a.csv: left out 2 rows with empty text: 3, 5",
         "a.csv: left out 1 row with an empty label in 'label': 4",
@@ -201,7 +201,7 @@ def test_the_messages_are_4522_and_each_stands_once() -> None:
     data = builtin("sms-spam")
     assert len(data.items) == len({item.text for item in data.items}) == 4_522
     assert sum(item.label == "spam" for item in data.items) == 567
-    assert len(recipes.load("sms-spam").documents) == 4_522
+    assert len(registry.load("sms-spam").documents) == 4_522
 
 
 def test_the_glosses_of_ten_classes_are_53063() -> None:

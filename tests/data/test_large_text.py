@@ -15,7 +15,7 @@ from tokenloom.data.pretokenized import build as sharding
 from tokenloom.data.text import read_text
 
 SIZE = 200_000_000
-SOURCE = str(Path(sharding.__file__).resolve().parents[2])
+SOURCE = str(Path(sharding.__file__).resolve().parents[3])
 
 
 @pytest.fixture(scope="module")

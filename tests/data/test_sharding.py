@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ import numpy as np
 import pytest
 from sharded import content, folder_of, in_memory, make, prose
 
+from tokenloom.data.pretokenized import TokenizationSettings
 from tokenloom.data.pretokenized import build as sharding
-from tokenloom.data.pretokenized import workers as crew
-from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
-from tokenloom.data.pretokenized.shards import PretokenizedCorpus, open_pretokenized
+from tokenloom.data.pretokenized.build import tokenize
+from tokenloom.data.pretokenized.shards import PretokenizedCorpus, ShardJob, open_pretokenized
 from tokenloom.errors import UserError
 
 # Two megabytes, in documents from a few bytes to a third of it all.
 SIZES = [300_000, 5, 40_000, 600_000, 900, 120_000, 80_000, 250_000, 10, 150_000, 400_000, 2000]
-WISH = TokenizationRequest(tokenizer="byte-bpe", vocab_size=600, shard=100_000)
+WISH = TokenizationSettings(tokenizer="byte-bpe", vocab_size=600, shard_bytes=100_000)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,9 @@ def test_the_number_of_workers_makes_no_difference(workers: int, text: Path, str
 
 CHILD = """
 import sys
-from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
-tokenize(sys.argv[1], sys.argv[2], TokenizationRequest(tokenizer="byte-bpe", vocab_size=600, shard=100_000), workers=2)
+from tokenloom.data.pretokenized import TokenizationSettings
+from tokenloom.data.pretokenized.build import tokenize
+tokenize(sys.argv[1], sys.argv[2], TokenizationSettings(tokenizer="byte-bpe", vocab_size=600, shard_bytes=100_000), workers=2)
 """
 
 
@@ -86,14 +88,14 @@ def test_a_kill_leaves_what_the_same_command_goes_on_with(
     time.sleep(draw.random() * 0.05)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    with pytest.raises(UserError, match="not finished; the same tokenloom data tokenize command goes on"):
+    with pytest.raises(UserError, match="not finished; the same tokenloom data tokenize command continues"):
         open_pretokenized(out)
     told: list[str] = []
-    tokenize(text, out, WISH, workers=1, tell=told.append)
+    tokenize(text, out, WISH, workers=1, notify=told.append)
     assert content(out) == content(straight)
     kept = int(told[0].split()[1])
-    assert 1 <= kept < 11
-    assert "finished and whole" in told[0]
+    assert 1 <= kept <= int(told[0].split()[3])
+    assert "finished and intact" in told[0]
 
 
 def unfinished(text: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,18 +128,18 @@ def test_finished_shards_are_verified_and_the_rest_is_made_again(
     (out / "training-00006.ids").unlink()
     (out / "tokenizer.json").write_text("{")
     (out / ".training-00007.ids.123.part").write_text("left by a kill")
-    asked: list[str] = []
-    submit = crew.WorkerPool.submit
+    written: list[str] = []
+    submit = ProcessPoolExecutor.submit
 
-    def track_progress(self: crew.WorkerPool, job: crew.Job, advance: crew.Advance) -> Any:
-        asked.append(job.name)
-        return submit(self, job, advance)
+    def recording(self: ProcessPoolExecutor, function: Callable[..., Any], job: ShardJob) -> Any:
+        written.append(job.name)
+        return submit(self, function, job)
 
-    monkeypatch.setattr(crew.WorkerPool, "submit", track_progress)
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", recording)
     told: list[str] = []
-    tokenize(text, out, WISH, workers=2, tell=told.append)
-    assert sorted(asked) == [f"training-0000{n}" for n in range(1, 7)]
-    assert told == [f"kept {total - 6} of {total} shards, which were finished and whole"]
+    tokenize(text, out, WISH, workers=2, notify=told.append)
+    assert sorted(written) == [f"training-0000{n}" for n in range(1, 7)]
+    assert told == [f"kept {total - 6} of {total} shards, which were finished and intact"]
     assert content(out) == content(straight)
 
 
@@ -149,15 +151,15 @@ def test_unfinished_work_of_another_kind_is_not_gone_on_with(
     before = content(out)
     other = folder_of(tmp_path / "other", [5000] * 8)
     for source, wish, match in (
-        (text, TokenizationRequest(tokenizer="byte-bpe", vocab_size=700, shard=100_000), "--vocab-size was 600"),
+        (text, TokenizationSettings(tokenizer="byte-bpe", vocab_size=700, shard_bytes=100_000), "--vocab-size was 600"),
         (
             text,
-            TokenizationRequest(tokenizer="byte-bpe", vocab_size=600, val_fraction=0.2, shard=100_000),
+            TokenizationSettings(tokenizer="byte-bpe", vocab_size=600, val_fraction=0.2, shard_bytes=100_000),
             "--val-fraction was None",
         ),
-        (other, WISH, "the text is another"),
+        (other, WISH, "the text has changed"),
     ):
-        with pytest.raises(UserError, match=f"{match}.*--overwrite starts anew"):
+        with pytest.raises(UserError, match=f"{match}.*--overwrite starts over"):
             tokenize(source, out, wish, workers=1)
         assert content(out) == before
     tokenize(other, out, WISH, workers=1, overwrite=True)
@@ -182,7 +184,7 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
         expected[name] = content(make(source, tmp_path / f"{name}-tokens").folder)
     done, last = 0, 1 << 30
 
-    def track_progress(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def counting(operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal done
             done += 1
@@ -193,7 +195,7 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
         return call
 
     for name in ("replace", "unlink"):
-        monkeypatch.setattr(os, name, track_progress(getattr(os, name)))
+        monkeypatch.setattr(os, name, counting(getattr(os, name)))
     outcomes = set()
     for stop in range(1, 100, 3):
         out = tmp_path / f"out{stop}"
@@ -201,7 +203,7 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
         make(first, out)
         done, last = 0, stop
         try:
-            tokenize(second, out, TokenizationRequest(shard=3000), workers=1, overwrite=True)
+            tokenize(second, out, TokenizationSettings(shard_bytes=3000), workers=1, overwrite=True)
         except Killed:
             pass
         else:
@@ -217,7 +219,7 @@ def test_a_kill_between_any_two_changes_of_the_folder_leaves_it_whole_or_unfinis
             found.check()
             outcomes.add("whole")
             assert content(out) in expected.values() or (out / "unfinished.json").is_file()
-            tokenize(second, out, TokenizationRequest(shard=3000), workers=1, overwrite=True)
+            tokenize(second, out, TokenizationSettings(shard_bytes=3000), workers=1, overwrite=True)
         assert content(out) == expected["b"]
     else:
         pytest.fail("it never came to its end")
@@ -228,20 +230,19 @@ def test_a_worker_that_dies_is_told_and_the_rest_stays(
     text: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    submit = crew.WorkerPool.submit
+    submit = ProcessPoolExecutor.submit
     count = 0
 
-    def deadly(self: crew.WorkerPool, job: crew.Job, advance: crew.Advance) -> Any:
+    def deadly(self: ProcessPoolExecutor, function: Callable[..., Any], job: ShardJob) -> Any:
         nonlocal count
         count += 1
         if count == 5:
-            for process in self._processes:
-                process.kill()
-        return submit(self, job, advance)
+            next(iter(self._processes.values())).kill()
+        return submit(self, function, job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(crew.WorkerPool, "submit", deadly)
-        with pytest.raises(UserError, match=r"a worker was killed \(signal 9\); the same command goes on"):
+        patch.setattr(ProcessPoolExecutor, "submit", deadly)
+        with pytest.raises(UserError, match=r"^a worker process was killed, .*; the same command continues"):
             tokenize(text, out, WISH, workers=2)
     assert not list(out.glob(".*.part"))
     tokenize(text, out, WISH, workers=2)
@@ -303,7 +304,7 @@ def test_what_else_is_to_be_kept_is_in_the_manifest(tmp_path: Path) -> None:
         seen.append(len(tokenized.ids("training")[:]))
         return {"more": 1}
 
-    made = tokenize(path, tmp_path / "out", TokenizationRequest(shard=1000), workers=1, extra=extra)
+    made = tokenize(path, tmp_path / "out", TokenizationSettings(shard_bytes=1000), workers=1, extra=extra)
     assert made.content["more"] == 1
     assert seen == [made.total("training", "tokens")]
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["more"] == 1
@@ -316,5 +317,6 @@ def test_what_fails_before_anything_is_made_stands_in_nobodys_way(text: Path, tm
     with pytest.raises(UserError, match="not finished"):
         open_pretokenized(out)
     assert (
-        make(text, out, tokenizer="byte-bpe", vocab_size=300, shard=1 << 20).content["tokenizer"]["vocab_size"] == 301
+        make(text, out, tokenizer="byte-bpe", vocab_size=300, shard_bytes=1 << 20).content["tokenizer"]["vocab_size"]
+        == 301
     )

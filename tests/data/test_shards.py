@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from sharded import content, folder_of, in_memory, make, prose, rows_of
 
+from tokenloom.data.pretokenized import TokenizationSettings
 from tokenloom.data.pretokenized import build as sharding
 from tokenloom.data.pretokenized import streaming as streams
-from tokenloom.data.pretokenized import train_tokenizer as learning
-from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
-from tokenloom.data.pretokenized.shards import PretokenizedCorpus, ShardedIds, open_pretokenized, self_hash, width
+from tokenloom.data.pretokenized.build import tokenize
+from tokenloom.data.pretokenized.shards import PretokenizedCorpus, ShardedIds, id_dtype, open_pretokenized, self_hash
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch
@@ -49,7 +49,7 @@ def copy(made: PretokenizedCorpus, tmp_path: Path) -> Path:
 def test_the_ids_are_those_of_the_text_held_in_memory(
     kind: str, source: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "PIECE", 500)
+    monkeypatch.setattr(streams, "CHUNK_CHARACTERS", 500)
     monkeypatch.setattr(streams, "BLOCK", 333)
     path = folder
     if source == "file":
@@ -71,7 +71,7 @@ def test_the_ids_are_those_of_the_text_held_in_memory(
 
 def test_starts_say_where_documents_begin(made: PretokenizedCorpus) -> None:
     tokenizer, end = made.tokenizer(), made.tokenizer().specials["end"]
-    assert made.borders
+    assert made.separate_documents
     for part in ("training", "validation"):
         ids, starts = made.ids(part)[:], made.ids(part).starts()
         assert len(starts) == made.total(part, "documents")
@@ -98,11 +98,11 @@ COUNTS = ("documents", "bytes", "characters", "lines", "unknown")
 
 
 def test_more_ids_than_two_bytes_hold_are_stored_wider(tmp_path: Path) -> None:
-    assert (width(256), width(65_536), width(65_537)) == ("<u2", "<u2", "<u4")
+    assert (id_dtype(256), id_dtype(65_536), id_dtype(65_537)) == ("<u2", "<u2", "<u4")
     every = [chr(code) for code in range(0x4E00, 0x4E00 + 70_000) if not 0xD800 <= code < 0xE000]
     path = tmp_path / "wide.txt"
     path.write_text(" ".join(reversed(every)), "utf-8")
-    tokenized = make(path, tmp_path / "out", tokenizer="char", shard=100_000)
+    tokenized = make(path, tmp_path / "out", tokenizer="char", shard_bytes=100_000)
     assert tokenized.content["dtype"] == "<u4"
     tokenizer, ids = in_memory(path, "char")
     assert tokenizer.vocab_size > 1 << 16
@@ -114,22 +114,22 @@ def test_more_ids_than_two_bytes_hold_are_stored_wider(tmp_path: Path) -> None:
 def test_a_large_part_is_sampled_for_its_tokenizer(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "SAMPLE", 4000)
-    monkeypatch.setattr(learning, "STRETCH", 100)
+    monkeypatch.setattr(sharding, "SAMPLE_CHARACTERS", 4000)
+    monkeypatch.setattr(sharding, "STRETCH_CHARACTERS", 100)
     seen: list[str] = []
-    real = learning.choose_tokenizer
+    real = sharding.choose_tokenizer
 
     def choose(texts: Any, *more: Any) -> Any:
         seen.extend(texts)
         return real(seen, *more)
 
-    monkeypatch.setattr(learning, "choose_tokenizer", choose)
+    monkeypatch.setattr(sharding, "choose_tokenizer", choose)
     tokenized = make(folder, tmp_path / "sampled", tokenizer="byte-bpe", vocab_size=300)
     assert 3900 <= sum(map(len, seen)) <= 4100
     assert max(map(len, seen)) == 100
     whole = "".join(path.read_text("utf-8") for path in sorted(folder.iterdir()))
     assert all(text in whole for text in seen if len(text) < 100 or text)
-    assert "learned from 4,000 of" in tokenized.content["tokenizer"]["why"]
+    assert "trained on 4,000 of" in tokenized.content["tokenizer"]["reason"]
     characters = make(folder, tmp_path / "characters")
     assert characters.content["tokenizer"]["kind"] == "char"
     assert set(characters.tokenizer().to_json()["characters"]) == set(whole)
@@ -148,7 +148,7 @@ def test_a_given_tokenizer_is_used(made: PretokenizedCorpus, folder: Path, tmp_p
     for what, match in (
         ({"tokenizer": known}, "has no token for"),
         ({"tokenizer": str(path), "vocab_size": 500}, "--vocab-size 500"),
-        ({"tokenizer": str(path), "borders": False}, "--no-borders"),
+        ({"tokenizer": str(path), "separate_documents": False}, "--no-separate-documents"),
         ({"tokenizer": "nothing.json"}, "nothing.json"),
         ({"tokenizer": "byte-pbe"}, "did you mean"),
         ({"tokenizer": "char", "vocab_size": 500}, "500"),
@@ -284,7 +284,7 @@ def test_an_altered_shard_is_refused_by_name_when_it_is_touched(copy: Path) -> N
     [
         (lambda text: text[:300], "damaged"),
         (lambda text: text.replace('"tokens": ', '"tokens": 1', 1), "damaged"),
-        (lambda text: text.replace('"borders": true', '"borders": false'), "sha256"),
+        (lambda text: text.replace('"separate_documents": true', '"separate_documents": false'), "SHA-256"),
         (lambda text: "", "damaged"),
         (lambda text: "[]", "damaged"),
     ],
@@ -344,8 +344,8 @@ def test_what_is_no_place_to_write_is_refused(made: PretokenizedCorpus, folder: 
 
 def test_overwriting_starts_anew(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = make(folder, out, shard=1000)
-    again = tokenize(folder, out, TokenizationRequest(tokenizer="char", shard=9000), workers=1, overwrite=True)
+    first = make(folder, out, shard_bytes=1000)
+    again = tokenize(folder, out, TokenizationSettings(tokenizer="char", shard_bytes=9000), workers=1, overwrite=True)
     assert len(again.shards("training")) < len(first.shards("training"))
     assert {path.name for path in out.iterdir()} == {
         "manifest.json",

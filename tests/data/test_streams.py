@@ -9,9 +9,10 @@ import pytest
 from traps import TEXTS, TextTrap
 
 from tokenloom.data.documents import Document
+from tokenloom.data.pretokenized import TokenizationSettings
 from tokenloom.data.pretokenized import streaming as streams
-from tokenloom.data.pretokenized.scan import LEFT_OUT, VALIDATION, split_corpus, survey
-from tokenloom.data.pretokenized.streaming import Piece, open_text, pieces_of
+from tokenloom.data.pretokenized.scan import LEFT_OUT, VALIDATION, scan_text, split_corpus
+from tokenloom.data.pretokenized.streaming import TextChunk, document_chunks, open_text
 from tokenloom.data.split import split
 from tokenloom.data.text import read_text
 from tokenloom.data.unicode import Unreadable, decode, decode_blocks
@@ -27,7 +28,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 def read_in_pieces(path: object, **how: str) -> tuple[list[Document], list[tuple[str, str]], list[str]]:
     text = open_text(str(path), **how)
-    survey(text)
+    scan_text(text)
     documents = [
         Document(name, "".join(blocks))
         for entry in text.entries
@@ -37,19 +38,19 @@ def read_in_pieces(path: object, **how: str) -> tuple[list[Document], list[tuple
 
 
 @pytest.mark.parametrize("trap", [trap for trap in TEXTS if trap.name != "unknown encoding"], ids=str)
-@pytest.mark.parametrize("newlines", ["fold", "keep"])
-def test_the_same_as_read_whole(trap: TextTrap, newlines: str, block: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_same_as_read_whole(trap: TextTrap, normalize: bool, block: int, tmp_path: Path) -> None:
     path = trap.write(tmp_path)
     if trap.expect == "refused" and trap.stage == "read":
         with pytest.raises(UserError) as expected_words:
-            read_text(path, encoding=trap.encoding, newlines=newlines)  # type: ignore[arg-type]
+            read_text(path, encoding=trap.encoding, normalize_newlines=normalize)
         with pytest.raises(UserError) as words:
-            read_in_pieces(path, encoding=trap.encoding, newlines=newlines)
+            read_in_pieces(path, encoding=trap.encoding, normalize_newlines=normalize)
         # What comes first in a broken file is told; in very small blocks that may be something else.
         assert str(words.value) == str(expected_words.value) or block < 1000
         return
-    expected = read_text(path, encoding=trap.encoding, newlines=newlines)  # type: ignore[arg-type]
-    documents, skipped, notes = read_in_pieces(path, encoding=trap.encoding, newlines=newlines)
+    expected = read_text(path, encoding=trap.encoding, normalize_newlines=normalize)
+    documents, skipped, notes = read_in_pieces(path, encoding=trap.encoding, normalize_newlines=normalize)
     assert documents == expected.documents
     assert [name for name, _ in skipped] == [name for name, _ in expected.skipped]
     assert notes == expected.notes
@@ -97,11 +98,11 @@ def test_a_folder_is_the_same(tmp_path: Path) -> None:
 def test_bytes_in_blocks_decode_as_the_whole(encoding: str) -> None:
     text = "\ufeff" * (encoding == "utf-8") + "a\r\n\rb\r" + ("é" if "j" not in encoding else "水") * 9 + "\r\n\r"
     raw = text.encode(encoding)
-    for newlines in ("fold", "keep"):
-        expected = decode(raw, encoding, newlines)  # type: ignore[arg-type]
+    for normalize in (True, False):
+        expected = decode(raw, encoding, normalize)
         for size in range(1, 9):
             blocks = [raw[i : i + size] for i in range(0, len(raw), size)]
-            assert "".join(decode_blocks(blocks, encoding, newlines)) == expected  # type: ignore[arg-type]
+            assert "".join(decode_blocks(blocks, encoding, normalize)) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_what_cannot_be_decoded_is_named_alike(raw: bytes, encoding: str) -> Non
 def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for given in (str(tmp_path / "nothing.txt"), str(tmp_path)):
         with pytest.raises(UserError) as refused:
-            survey(open_text(given))
+            scan_text(open_text(given))
         with pytest.raises(UserError) as whole:
             read_text(given)
         assert str(refused.value) == str(whole.value)
@@ -135,17 +136,17 @@ def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     big.write_text("[]")
     monkeypatch.setattr(streams, "LARGEST_JSON", 1)
     with pytest.raises(UserError, match="JSON lines"):
-        survey(open_text(big))
+        scan_text(open_text(big))
 
 
-# Pieces.
+# TextChunks.
 
 
 def test_pieces_join_to_the_document_and_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "PIECE", 50)
+    monkeypatch.setattr(streams, "CHUNK_CHARACTERS", 50)
     text = "some words, " * 100
     for border in (None, 1, 49, 600, 1199):
-        pieces = list(pieces_of([text[i : i + 70] for i in range(0, 1200, 70)], lambda t: t.rfind(" "), border))
+        pieces = list(document_chunks([text[i : i + 70] for i in range(0, 1200, 70)], lambda t: t.rfind(" "), border))
         assert "".join(piece.text for piece in pieces) == text
         assert max(len(piece.text) for piece in pieces) <= 120
         assert (
@@ -157,11 +158,11 @@ def test_pieces_join_to_the_document_and_stay_small(monkeypatch: pytest.MonkeyPa
 
 
 def test_text_that_cannot_be_cut_grows_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "PIECE", 4)
-    monkeypatch.setattr(streams, "LONGEST_UNCUT", 40)
-    assert list(pieces_of(["x" * 9, "x" * 9], lambda t: 0)) == [Piece("x" * 18, True, True)]
+    monkeypatch.setattr(streams, "CHUNK_CHARACTERS", 4)
+    monkeypatch.setattr(streams, "MAX_UNCUT", 40)
+    assert list(document_chunks(["x" * 9, "x" * 9], lambda t: 0)) == [TextChunk("x" * 18, True, True)]
     with pytest.raises(UserError, match="byte-bpe"):
-        list(pieces_of(["x" * 99], lambda t: 0))
+        list(document_chunks(["x" * 99], lambda t: 0))
 
 
 # Splits.
@@ -181,11 +182,11 @@ def test_the_split_is_that_of_the_text_read_whole(count: int, fraction: float, t
     source = tmp_path if count > 1 else tmp_path / "000.txt"
     expected = split(read_text(source), fraction)
     text = open_text(source)
-    found = survey(text)
+    found = scan_text(text)
     sides = split_corpus(text, found, None if fraction == 0.1 else fraction)
     parts: list[list[str]] = [[], []]
     begun = [False, False]
-    for side, piece in sides.pieces(text, lambda t: len(t) - 1):
+    for side, piece in sides.chunks(text, lambda t: len(t) - 1):
         parts[side] += [""] if piece.first else []
         parts[side][-1] += piece.text
         begun[side] = not piece.last
@@ -204,9 +205,9 @@ def test_of_very_many_documents_each_is_decided_by_itself(tmp_path: Path, monkey
 
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": f"row {n % 900}"}) + "\n" for n in range(1000)))
-    monkeypatch.setattr(module, "MOST_CHOSEN", 100)
+    monkeypatch.setattr(module, "MAX_CHOSEN", 100)
     text = open_text(path)
-    found = survey(text)
+    found = scan_text(text)
     assert len(found.first_id) <= 102, "their names are not kept"
     sides = split_corpus(text, found, 0.2)
     assert 0.15 < sum(sides.side) / 1000 < 0.25
@@ -217,19 +218,16 @@ def test_of_very_many_documents_each_is_decided_by_itself(tmp_path: Path, monkey
 def test_a_tenth_of_a_very_large_text_would_be_too_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from tokenloom.data.pretokenized import scan as module
 
-    monkeypatch.setattr(module, "MOST_HELD", 50)
+    monkeypatch.setattr(module, "MAX_VALIDATION_CHARACTERS", 50)
     path = tmp_path / "a.txt"
     path.write_text("a word " * 300)
     text = open_text(path)
-    found = survey(text)
+    found = scan_text(text)
     assert split_corpus(text, found, None).characters(VALIDATION, found) == 50
     assert split_corpus(text, found, 0.1).characters(VALIDATION, found) == 210
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, 2.0])
-def test_a_share_that_is_none_is_refused(fraction: float, tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("a word " * 30)
-    text = open_text(path)
+def test_an_impossible_fraction_is_refused(fraction: float) -> None:
     with pytest.raises(UserError, match="--val-fraction"):
-        split_corpus(text, survey(text), fraction)
+        TokenizationSettings(val_fraction=fraction)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.conll import Columns, TaggedData, bare_words, looks_tagged, punctuated, read_tagged, restored
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.report import data_report
@@ -142,4 +142,4 @@ def test_what_looks_like_labeled_words() -> None:
     assert looks_tagged("punctuation") == "words with a label each"
     assert looks_tagged("shakespeare") is None
     assert looks_tagged("notes.txt") is None
-    assert recipes.find("punctuation").held_out == recipes.find("shakespeare").held_out
+    assert registry.find("punctuation").held_out == registry.find("shakespeare").held_out

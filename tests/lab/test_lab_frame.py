@@ -149,7 +149,7 @@ def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.Monke
         raise UserError("no network")
 
     monkeypatch.setattr("tokenloom.data.registry.get", refuse)
-    with pytest.raises(UserError, match=r"tokenloom data get tinyshakespeare .*; rows that ask for it: 2, 3$"):
+    with pytest.raises(UserError, match=r"tokenloom data download tinyshakespeare .*; rows that ask for it: 2, 3$"):
         next(
             run(
                 [made("1"), *(made(id, needs="tinyshakespeare") for id in "23")],

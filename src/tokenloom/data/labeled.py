@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tokenloom.data import registry as recipes
+from tokenloom.config import flag
+from tokenloom.data import registry
 from tokenloom.data.documents import DataSet, Document, Facts, SplitKeys, TextData
 from tokenloom.data.report import class_rows
 from tokenloom.data.tables import RowSorter, json_any, json_lines, known_column, table_delimiter, table_records
@@ -125,6 +126,7 @@ class LabelColumns:
     label: str | None = None
     header: bool | None = None
     texts: tuple[str, ...] = TEXTS
+    text_option: str = "text_column"
 
 
 def read_labeled(source: str, *, columns: LabelColumns | None = None, encoding: str = "utf-8") -> LabeledData:
@@ -139,7 +141,7 @@ def read_labeled(source: str, *, columns: LabelColumns | None = None, encoding: 
     """
     check_encoding(encoding)
     columns = columns or LabelColumns()
-    if source in recipes.names():
+    if source in registry.names():
         return _built_in(source, columns)
     path = Path(source)
     if source == "-" or not source:
@@ -163,15 +165,15 @@ def read_labeled(source: str, *, columns: LabelColumns | None = None, encoding: 
 def read_column(source: str, *, column: str | None, encoding: str = "utf-8") -> list[str]:
     """Texts to be labeled: a column of a table or of JSON rows, or each line of a plain file that is not blank."""
     if Path(source).is_file() and Path(source.removesuffix(".gz")).suffix.lower() in JSON_ENDINGS + TABLE_ENDINGS:
-        return [document.text for document in read_text(source, encoding=encoding, column=column).documents]
-    data = read_text(source, encoding=encoding, column=column)
+        return [document.text for document in read_text(source, encoding=encoding, text_column=column).documents]
+    data = read_text(source, encoding=encoding, text_column=column)
     return [line for document in data.documents for line in document.text.split("\n") if line.strip()]
 
 
 def looks_labeled(source: str) -> str | None:
     """Why these data look like labeled texts, in a few words, or None. Reads no more than the beginning."""
-    if source in recipes.names():
-        return "labeled texts" if recipes.find(source).holds is LabeledData else None
+    if source in registry.names():
+        return "labeled texts" if registry.find(source).data_class is LabeledData else None
     _, titles = beginning_of_table(Path(source))
     found = [called(names, titles) for names in (TEXTS, LABELS)]
     return "texts with a column of labels" if all(found) else None
@@ -211,7 +213,7 @@ def _json_titles(text: str) -> list[str]:
 def _built_in(name: str, columns: LabelColumns) -> LabeledData:
     if columns != LabelColumns():
         raise UserError(f"{name} is a built-in data set: --text-column, --label-column and --header do not apply to it")
-    return recipes.load_as(name, LabeledData, "labeled texts")
+    return registry.load_as(name, LabeledData, "labeled texts")
 
 
 def _text_of(path: Path, encoding: str) -> tuple[str, str]:
@@ -221,7 +223,7 @@ def _text_of(path: Path, encoding: str) -> tuple[str, str]:
             "plain text has no labels: give a table (.csv, .tsv, .jsonl, .json) with a text and a label column, or a"
             " folder in which each folder is a class"
         )
-    text = decode(raw, encoding, "keep").removeprefix("\ufeff")
+    text = decode(raw, encoding, False).removeprefix("\ufeff")
     if not text.strip():
         raise Unreadable(f"empty ({counted(len(raw), 'byte')}): there is no text in it")
     return text, ending
@@ -233,7 +235,7 @@ def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabeledData:
         raise UserError(
             f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label-column away"
         )
-    data = read_text(root, encoding=encoding, column=columns.text)
+    data = read_text(root, encoding=encoding, text_column=columns.text)
     outside = [document.id for document in data.documents if "/" not in document.id]
     items = [Labeled(d.id, d.text, d.id.split("/")[0]) for d in data.documents if "/" in d.id]
     if not items:
@@ -312,7 +314,7 @@ def _sorted(
     wide: int = 0,
 ) -> list[Labeled]:
     """Samples of the rows (number, text, label); the notes name those that are left out, and why."""
-    sorter = RowSorter(name, text_column, "fold")
+    sorter = RowSorter(name, text_column, True)
     for number in ragged:
         sorter.leave(number, f"with more cells than the header's {wide}")
     items, trimmed = [], 0
@@ -392,10 +394,10 @@ def _columns(
     if label is None:
         label = _only_label([title for title in titles if title != text], titles, rows)
     guessed = [
-        f"the {what} is taken from {title!r}, a guess; --{flag} NAME takes another"
-        for what, flag, title, given in (
-            ("text", "column", text, columns.text),
-            ("label", "label", label, columns.label),
+        f"the {what} is taken from {title!r}, a guess; {flag(name)} NAME takes another"
+        for what, name, title, given in (
+            ("text", columns.text_option, text, columns.text),
+            ("label", "label_column", label, columns.label),
         )
         if given is None
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import DataSet, Document, Facts, SplitKeys, TextData
 from tokenloom.data.tables import json_any, json_lines, table_delimiter, table_records
 from tokenloom.data.text import JSON_ENDINGS, TABLE_ENDINGS, no_such, printable_path, raw_of, reason_of, shown_path
@@ -114,7 +114,7 @@ def read_pairs(
     """
     check_encoding(encoding)
     columns = columns or PairColumns()
-    if source in recipes.names():
+    if source in registry.names():
         return _built_in(source, target, columns)
     if target is not None:
         if columns != PairColumns():
@@ -142,7 +142,7 @@ def read_pairs(
 def _built_in(name: str, target: str | None, columns: PairColumns) -> PairData:
     if target is not None or columns != PairColumns():
         raise UserError(f"{name} is a built-in data set: --target-file and the options of tables do not apply to it")
-    return recipes.load_as(name, PairData, "pairs")
+    return registry.load_as(name, PairData, "pairs")
 
 
 def _text(path: str, encoding: str) -> tuple[str, str]:
@@ -157,7 +157,7 @@ def _text(path: str, encoding: str) -> tuple[str, str]:
         raise UserError(no_such(path))
     try:
         raw, ending = raw_of(Path(path))
-        text = decode(raw, encoding, "keep").removeprefix("\ufeff")
+        text = decode(raw, encoding, False).removeprefix("\ufeff")
     except Unreadable as error:
         raise UserError(f"{shown_path(path)}: {error}") from None
     except (OSError, ValueError) as error:

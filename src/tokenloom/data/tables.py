@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from tokenloom.data.documents import Document
-from tokenloom.data.unicode import Newlines, Unreadable, fold_newlines
+from tokenloom.data.unicode import Unreadable, fold_newlines
 from tokenloom.utils.names import counted, did_you_mean, some
 
 _DELIMITERS = (",", ";", "\t")
@@ -38,7 +38,7 @@ class RowSorter:
 
     name: str
     column: str | None
-    newlines: Newlines
+    normalize_newlines: bool
     found: int = 0
     textless: int = 0
     left_out: dict[str, _LeftOut] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class RowSorter:
             self.leave(row, "with half of a surrogate pair, which is no character")
         else:
             self.found += 1
-            yield Document(f"{self.name}:{row}", fold_newlines(value) if self.newlines == "fold" else value)
+            yield Document(f"{self.name}:{row}", fold_newlines(value) if self.normalize_newlines else value)
 
     def leave(self, row: int, reason: str, *, textless: bool = False) -> None:
         """A row that is left out, and why. textless: since there is no text in it, where it was looked for."""
@@ -72,7 +72,9 @@ class RowSorter:
             if not seen:
                 raise Unreadable("has no rows")
             if self.textless == seen:
-                raise Unreadable(f"no text{where} in any of its {counted(seen, 'row')}; --column NAME takes another")
+                raise Unreadable(
+                    f"no text{where} in any of its {counted(seen, 'row')}; --text-column NAME takes another"
+                )
             why = ", ".join(f"{counted(left.count, 'row')} {reason}" for reason, left in self.left_out.items())
             raise Unreadable(f"none of its rows can be used: {why}")
         for reason, left in self.left_out.items():
@@ -81,7 +83,7 @@ class RowSorter:
 
 
 def read_json(
-    text: str, name: str, *, lines: bool, column: str | None, newlines: Newlines, notes: list[str]
+    text: str, name: str, *, lines: bool, column: str | None, normalize_newlines: bool, notes: list[str]
 ) -> list[Document]:
     """The text column of JSON rows.
 
@@ -93,14 +95,14 @@ def read_json(
     text = fold_newlines(text).removeprefix("\ufeff")
     numbered = list(json_lines(text.split("\n"))) if lines else json_any(text)
     column = json_column(numbered, column, notes)
-    return list(json_documents(numbered, name, column=column, newlines=newlines, notes=notes))
+    return list(json_documents(numbered, name, column=column, normalize_newlines=normalize_newlines, notes=notes))
 
 
 def json_documents(
-    rows: Iterable[tuple[int, Any]], name: str, *, column: str | None, newlines: Newlines, notes: list[str]
+    rows: Iterable[tuple[int, Any]], name: str, *, column: str | None, normalize_newlines: bool, notes: list[str]
 ) -> Iterator[Document]:
     """The documents of numbered JSON rows, whose column `json_column` has found."""
-    sorter = RowSorter(name, column, newlines)
+    sorter = RowSorter(name, column, normalize_newlines)
     for number, row in rows:
         if not isinstance(row, dict):
             yield from sorter.take(number, row)
@@ -164,12 +166,14 @@ def json_column(rows: Iterable[tuple[int, Any]], column: str | None, notes: list
             return known_column(column, list(textual))
         return _guess([key for key, text in textual.items() if text], list(textual), notes)
     if column is not None and any_row:
-        raise Unreadable(f"has no field {column!r}: none of its rows is an object with fields; leave --column away")
+        raise Unreadable(
+            f"has no field {column!r}: none of its rows is an object with fields; leave --text-column away"
+        )
     return column
 
 
 def read_table(
-    text: str, name: str, *, column: str | None, newlines: Newlines, notes: list[str], tabs: bool = False
+    text: str, name: str, *, column: str | None, normalize_newlines: bool, notes: list[str], tabs: bool = False
 ) -> list[Document]:
     """The text column of a table with a header; fields may be quoted and hold line ends.
 
@@ -181,7 +185,7 @@ def read_table(
     lines = io.StringIO(text.rstrip("\r\n"), newline="")
     records = list(table_records(lines, table_delimiter(text, tabs)))
     column = table_column(records, column, notes)
-    return list(table_documents(records, name, column=column, newlines=newlines, notes=notes))
+    return list(table_documents(records, name, column=column, normalize_newlines=normalize_newlines, notes=notes))
 
 
 Records = Iterable[tuple[int, list[str]]]
@@ -207,13 +211,13 @@ def table_column(records: Records, column: str | None, notes: list[str]) -> str:
 
 
 def table_documents(
-    records: Records, name: str, *, column: str, newlines: Newlines, notes: list[str]
+    records: Records, name: str, *, column: str, normalize_newlines: bool, notes: list[str]
 ) -> Iterator[Document]:
     """The documents of a table's records, whose column `table_column` has found."""
     rows = iter(records)
     header = [cell.strip() for cell in next(rows)[1]]
     place = header.index(column)
-    sorter = RowSorter(name, column, newlines)
+    sorter = RowSorter(name, column, normalize_newlines)
     for number, cells in rows:
         if len(cells) > len(header):
             sorter.leave(number, f"with more cells than the header's {len(header)}")
@@ -274,11 +278,11 @@ def _guess(textual: list[str], columns: list[str], notes: list[str]) -> str:
     if len(called_text or candidates) == 1:
         column = next(iter(called_text or candidates))
     elif candidates:
-        raise Unreadable(f"which column is the text? --column NAME says it: {some(candidates)}")
+        raise Unreadable(f"which column is the text? --text-column NAME says it: {some(candidates)}")
     else:
         raise Unreadable(f"none of its columns holds text: {some(columns)}")
     if len(columns) > 1:
-        notes.append(f"the text is taken from {column!r}, a guess; --column NAME takes another")
+        notes.append(f"the text is taken from {column!r}, a guess; --text-column NAME takes another")
     return column
 
 

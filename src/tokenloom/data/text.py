@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import Document, TextData
 from tokenloom.data.tables import read_json, read_table
 from tokenloom.data.unicode import (
-    Newlines,
     Unreadable,
     check_encoding,
-    check_newlines,
     decode,
     fold_newlines,
 )
@@ -34,16 +32,16 @@ class How:
     """The options of one reading, as in `read_text`."""
 
     encoding: str
-    newlines: Newlines
-    column: str | None
+    normalize_newlines: bool
+    text_column: str | None
 
 
 def read_text(
     source: str | os.PathLike[str],
     *,
     encoding: str = "utf-8",
-    newlines: Newlines = "fold",
-    column: str | None = None,
+    normalize_newlines: bool = True,
+    text_column: str | None = None,
 ) -> TextData:
     """Text from whatever `source` names.
 
@@ -63,12 +61,11 @@ def read_text(
     byte offset), binaries, broken rows (with the line), an unknown encoding or column.
     """
     check_encoding(encoding)
-    check_newlines(newlines)
-    how = How(encoding, newlines, column)
+    how = How(encoding, normalize_newlines, text_column)
     given = os.fspath(source)
     if given == "-":
         return _standard_input(how)
-    if isinstance(source, str) and given in recipes.names():
+    if isinstance(source, str) and given in registry.names():
         return _built_in(given, how)
     if not given:
         raise UserError("the data have no name: give a file, a folder, - or a built-in data set")
@@ -91,8 +88,10 @@ def read_text(
 
 
 def _standard_input(how: How) -> TextData:
-    if how.column is not None:
-        raise UserError(f"--column {how.column} does not apply to standard input, which is read as plain text")
+    if how.text_column is not None:
+        raise UserError(
+            f"--text-column {how.text_column} does not apply to standard input, which is read as plain text"
+        )
     try:
         text = _plain(sys.stdin.buffer.read(), how)
     except Unreadable as error:
@@ -101,12 +100,12 @@ def _standard_input(how: How) -> TextData:
 
 
 def _built_in(name: str, how: How) -> TextData:
-    for option, value in (("column", how.column), ("encoding", how.encoding)):
+    for option, value in (("text-column", how.text_column), ("encoding", how.encoding)):
         if value not in (None, "utf-8"):
             raise UserError(f"--{option} {value} does not apply to the built-in data set {name!r}")
-    data = recipes.load(name)
+    data = registry.load(name)
     documents = data.documents
-    if how.newlines == "fold":
+    if how.normalize_newlines:
         documents = [Document(document.id, fold_newlines(document.text)) for document in documents]
     return replace(data, documents=documents)
 
@@ -121,7 +120,7 @@ def no_such(given: str) -> str:
         return (
             f"there is no file or folder {shown_path(given)}: {str(near)!r} has no {_next_part(near, parent)!r} in it"
         )
-    known = [*beside, *recipes.names()]
+    known = [*beside, *registry.names()]
     hint = did_you_mean(str(Path(given)), known)
     if not hint:
         hint = " (tokenloom data list names the built-in ones)"
@@ -158,9 +157,9 @@ def _folder(root: Path, how: How) -> TextData:
             tables += rows
             for remark in remarks:
                 notes.setdefault(remark, []).append(name)
-    if how.column is not None and not tables and documents:
+    if how.text_column is not None and not tables and documents:
         raise UserError(
-            f"--column {how.column} does not apply: {shown_path(str(root))} holds plain text and no table that has it"
+            f"--text-column {how.text_column} does not apply: {shown_path(str(root))} contains plain text and no table with that column"
         )
     if not documents:
         if not skipped:
@@ -199,22 +198,26 @@ def _file(
     """The documents of one file, and whether its borders mean something. Raises Unreadable."""
     raw, ending = raw_of(path)
     if ending not in JSON_ENDINGS + TABLE_ENDINGS:
-        if how.column is not None and strict_column:
+        if how.text_column is not None and strict_column:
             raise Unreadable(
-                f"plain text has no column {how.column!r}: leave --column away, or give a file that ends in"
+                f"plain text has no column {how.text_column!r}: leave --text-column away, or give a file that ends in"
                 " .jsonl, .json, .csv or .tsv"
             )
         return [Document(name, _plain(raw, how))], False
-    text = _some_text(decode(raw, how.encoding, "keep"), raw)
+    text = _some_text(decode(raw, how.encoding, False), raw)
     if ending in JSON_ENDINGS:
         lines = ending != ".json"
-        return read_json(text, name, lines=lines, column=how.column, newlines=how.newlines, notes=notes), True
+        return read_json(
+            text, name, lines=lines, column=how.text_column, normalize_newlines=how.normalize_newlines, notes=notes
+        ), True
     tabs = ending == ".tsv"
-    return read_table(text, name, tabs=tabs, column=how.column, newlines=how.newlines, notes=notes), True
+    return read_table(
+        text, name, tabs=tabs, column=how.text_column, normalize_newlines=how.normalize_newlines, notes=notes
+    ), True
 
 
 def _plain(raw: bytes, how: How) -> str:
-    return _some_text(decode(raw, how.encoding, how.newlines), raw)
+    return _some_text(decode(raw, how.encoding, how.normalize_newlines), raw)
 
 
 def _some_text(text: str, raw: bytes) -> str:

@@ -3,12 +3,9 @@
 import codecs
 from collections.abc import Iterable, Iterator
 from encodings.aliases import aliases
-from typing import Literal
 
 from tokenloom.errors import UserError
 from tokenloom.utils.names import did_you_mean
-
-Newlines = Literal["fold", "keep"]
 
 # The longer marks first: UTF-32's little-endian mark begins with UTF-16's.
 _OTHER_MARKS = (
@@ -44,18 +41,12 @@ def check_encoding(encoding: str) -> str:
     return name
 
 
-def check_newlines(newlines: str) -> None:
-    """Raises UserError unless `newlines` is `fold` or `keep`."""
-    if newlines not in ("fold", "keep"):
-        raise UserError(f"newlines {newlines!r} is neither 'fold' (CRLF and CR become LF) nor 'keep'")
-
-
 def fold_newlines(text: str) -> str:
     """CRLF and CR become LF. Nothing else changes."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def decode(raw: bytes, encoding: str = "utf-8", newlines: Newlines = "fold") -> str:
+def decode(raw: bytes, encoding: str = "utf-8", normalize_newlines: bool = True) -> str:
     """The text of some bytes.
 
     With `fold`, a byte-order mark is dropped and CRLF and CR become LF. With `keep`, nothing is touched: a UTF-8
@@ -76,15 +67,15 @@ def decode(raw: bytes, encoding: str = "utf-8", newlines: Newlines = "fold") -> 
         raise _zero(encoding, text.index("\0"))
     if name != "utf-8":
         _refuse_surrogates(text, encoding)
-    if newlines == "keep":
+    if not normalize_newlines:
         return text
     return fold_newlines(text.removeprefix("\ufeff"))
 
 
-def decode_blocks(blocks: Iterable[bytes], encoding: str = "utf-8", newlines: Newlines = "fold") -> Iterator[str]:
+def decode_blocks(blocks: Iterable[bytes], encoding: str = "utf-8", normalize_newlines: bool = True) -> Iterator[str]:
     """`decode` for bytes that come in blocks: the same text in pieces, and the same words on what cannot be read."""
     pieces = _decoded(blocks, encoding)
-    return pieces if newlines == "keep" else _folded(pieces)
+    return pieces if not normalize_newlines else _folded(pieces)
 
 
 def _decoded(blocks: Iterable[bytes], encoding: str) -> Iterator[str]:

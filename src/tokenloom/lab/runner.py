@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.errors import UserError
 from tokenloom.lab.experiment import Bench, Experiment, Outcome, order
 from tokenloom.utils.files import write_json
@@ -96,11 +96,11 @@ def check_data(chosen: Sequence[Experiment], quick: bool = False) -> None:
         if name is None:
             continue
         try:
-            recipes.get(name)
+            registry.download(name)
         except UserError as error:
             rows = some([one.id for one in chosen if one.data(quick) == name])
             raise UserError(
-                f"the data set {name} is missing: tokenloom data get {name} fetches it ({error});"
+                f"the data set {name} is missing: tokenloom data download {name} fetches it ({error});"
                 f" rows that ask for it: {rows}"
             ) from error
 

@@ -95,8 +95,12 @@ def refuse_unseen(tokenizer: TextTokenizer, text: str, where: str) -> None:
 
 
 def _read(source: str, settings: Any) -> TextData:
-    newlines: Any = "fold" if settings.normalize_newlines else "keep"
-    return read_text(source, encoding=settings.encoding, newlines=newlines, column=settings.text_column)
+    return read_text(
+        source,
+        encoding=settings.encoding,
+        normalize_newlines=settings.normalize_newlines,
+        text_column=settings.text_column,
+    )
 
 
 class RawText:
@@ -144,7 +148,7 @@ class Pretokenized:
     def __init__(self, shards: PretokenizedCorpus, settings: Any, tokenizer: TextTokenizer | None) -> None:
         self.shards = shards
         self.val_data: str | None = settings.val_data
-        self.normalize_newlines = shards.content["newlines"] == "fold"
+        self.normalize_newlines = bool(shards.content["normalize_newlines"])
         _refuse_decided(settings, shards)
         self.tokenizer = shards.tokenizer() if tokenizer is None else _same_tokenizer(shards, tokenizer)
         self.train: Ids = shards.ids("training")
@@ -198,12 +202,12 @@ def _refuse_decided(settings: Any, shards: PretokenizedCorpus) -> None:
     decided: dict[str, tuple[Any, ...]] = {
         "tokenizer": ("auto", content["tokenizer"]["kind"]),
         "vocab_size": (None,),
-        "separate_documents": (None, shards.borders),
+        "separate_documents": (None, shards.separate_documents),
         "val_fraction": (default.val_fraction,),
         "split_seed": (default.split_seed,),
         "text_column": (None,),
         "encoding": ("utf-8",),
-        "normalize_newlines": (True, content["newlines"] == "fold"),
+        "normalize_newlines": (True, content["normalize_newlines"]),
     }
     for name, allowed in decided.items():
         if getattr(settings, name) not in allowed:

@@ -235,6 +235,6 @@ class TextDecoderTask(Task):
 
 def _standard_input() -> str:
     try:
-        return decode(sys.stdin.buffer.read(), newlines="keep")
+        return decode(sys.stdin.buffer.read(), normalize_newlines=False)
     except Unreadable as error:
         raise UserError(f"--prompt -: standard input: {error}") from None

@@ -74,8 +74,9 @@ class FillMask(TextEncoderTask):
         s: FillMaskSettings = self.settings
         if source != "-" and open_pretokenized(source) is not None:
             raise UserError(f"{source}: is pre-tokenized, and {self.name} reads text: give the text itself")
-        newlines: Any = "fold" if s.normalize_newlines else "keep"
-        text = read_text(source, encoding=s.encoding, newlines=newlines, column=s.text_column)
+        text = read_text(
+            source, encoding=s.encoding, normalize_newlines=s.normalize_newlines, text_column=s.text_column
+        )
         return by_lines(text) if s.line_by_line else text
 
     def prepare(self, data: str | None) -> PreparedData:

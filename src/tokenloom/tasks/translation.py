@@ -145,7 +145,7 @@ class Translation(Seq2SeqTask):
     @classmethod
     def accepts(cls, data: str) -> str | None:
         if data in registry.names():
-            return "pairs" if issubclass(registry.find(data).holds, PairData) else None
+            return "pairs" if issubclass(registry.find(data).data_class, PairData) else None
         return "pairs: its columns are a source and a target" if looks_like_pairs(data) else None
 
     @property

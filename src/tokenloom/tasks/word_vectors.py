@@ -133,8 +133,9 @@ class WordVectorTask(Task):
 
     def _read(self, source: str) -> TextData:
         s: WordVectorSettings = self.settings
-        newlines: Literal["fold", "keep"] = "fold" if s.normalize_newlines else "keep"
-        return read_text(source, encoding=s.encoding, newlines=newlines, column=s.text_column)
+        return read_text(
+            source, encoding=s.encoding, normalize_newlines=s.normalize_newlines, text_column=s.text_column
+        )
 
     def _words(self, text: TextData) -> list[list[str]]:
         return [words_of(document.text, self.settings.word_rule) for document in text.documents]

@@ -1,9 +1,9 @@
-"""The first look at a large text: all that must be known of the whole before a part of it is tokenized.
+"""The first pass over a large text: what must be known of the whole before a part of it is tokenized.
 
-One pass: which files can be read, which characters there are, how long each document is, and a hash of each. From
-these follow the split, which is that of `splits.split` wherever that can be afforded, and a hash of all the text.
+It finds the readable files, the alphabet, and the length and a hash of each document. From these follow a hash of the
+text and the split, which is that of `split.split` for up to `MAX_CHOSEN` documents.
 
-Memory: 17 bytes a document, and about 300 more for each of the first `MOST_CHOSEN`.
+Memory: 17 bytes per document, and about 300 more for each of the first `MAX_CHOSEN`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenloom.data.documents import DataSet, SplitKeys
-from tokenloom.data.pretokenized.streaming import Advance, Cut, Entry, Piece, StreamedText, none_left, pieces_of
+from tokenloom.data.pretokenized.streaming import (
+    Advance,
+    Cut,
+    Source,
+    StreamedText,
+    TextChunk,
+    document_chunks,
+    empty_folder_error,
+)
 from tokenloom.data.split import (
     LEFT_OUT,
     MIN_DOCUMENTS,
@@ -32,13 +40,13 @@ from tokenloom.data.unicode import Unreadable
 from tokenloom.errors import UserError
 from tokenloom.utils.names import counted, some
 
-MOST_CHOSEN = 200_000
-MOST_HELD = 10_000_000
+MAX_CHOSEN = 200_000
+MAX_VALIDATION_CHARACTERS = 10_000_000
 
 
 @dataclass
-class Survey:
-    """What one look at all the text has found."""
+class Scan:
+    """What the pass over all text has found; sizes and digests: characters and hash of each document."""
 
     characters: int = 0
     bytes: int = 0
@@ -49,16 +57,16 @@ class Survey:
     first_id: dict[int, str] = field(default_factory=dict)
     named: dict[str, int] = field(default_factory=dict)
     duplicates: int = 0
-    repeated: int = 0
+    duplicate_characters: int = 0
     sha256: str = ""
 
     @property
     def documents(self) -> int:
-        """How many there are."""
+        """The number of documents."""
         return len(self.sizes)
 
     def add(self, name: str, characters: int, size: int, digest: int) -> None:
-        """One document more."""
+        """Count a document."""
         self.sizes.append(characters)
         self.digests.append(digest)
         self.characters += characters
@@ -67,25 +75,25 @@ class Survey:
             self.longest = (name, characters)
 
 
-def survey(text: StreamedText, advance: Advance = lambda n: None) -> Survey:
-    """Go through all of a text once. What cannot be read in a folder is left out, and `text` then says so.
+def scan_text(text: StreamedText, advance: Advance = lambda n: None) -> Scan:
+    """Read all of a text once. Unreadable files of a folder are left out, and listed in `text`.
 
     Raises UserError for a single file that cannot be read, and when nothing is left.
     """
-    found = Survey()
+    found = Scan()
     wanted = set(text.held_out) if isinstance(text.held_out, tuple) else set()
     whole = hashlib.sha256()
     remarks: dict[str, list[str]] = {}
-    kept: list[Entry] = []
+    kept: list[Source] = []
     for entry in text.entries:
         notes: list[str] = []
-        part = Survey()
+        part = Scan()
         names: list[tuple[str, int]] = []
         try:
             for name, digest in _documents(entry, part, notes, advance):
                 if name in wanted:
                     found.named[name] = digest
-                if len(names) + len(found.first_id) <= MOST_CHOSEN:
+                if len(names) + len(found.first_id) <= MAX_CHOSEN:
                     names.append((name, digest))
                 whole.update(f"{len(name.encode())}:{name}:{digest:x}\n".encode())
         except Unreadable as error:
@@ -101,13 +109,13 @@ def survey(text: StreamedText, advance: Advance = lambda n: None) -> Survey:
     text.entries = kept
     text.notes += [f"{some(files, 3)}: {note}" for note, files in remarks.items()]
     if not kept or not found.documents:
-        raise none_left(text)
+        raise empty_folder_error(text)
     _count_repeats(found)
     found.sha256 = whole.hexdigest()
     return found
 
 
-def _documents(entry: Entry, part: Survey, notes: list[str], advance: Advance) -> Iterator[tuple[str, int]]:
+def _documents(entry: Source, part: Scan, notes: list[str], advance: Advance) -> Iterator[tuple[str, int]]:
     for name, blocks in entry.documents(notes, advance):
         digest = hashlib.blake2b(digest_size=8)
         characters = size = 0
@@ -121,7 +129,7 @@ def _documents(entry: Entry, part: Survey, notes: list[str], advance: Advance) -
         yield name, value
 
 
-def _join(found: Survey, part: Survey, names: list[tuple[str, int]]) -> None:
+def _join(found: Scan, part: Scan, names: list[tuple[str, int]]) -> None:
     found.characters += part.characters
     found.bytes += part.bytes
     found.alphabet |= part.alphabet
@@ -133,11 +141,11 @@ def _join(found: Survey, part: Survey, names: list[tuple[str, int]]) -> None:
         found.first_id[digest] = min(found.first_id.get(digest, name), name)
 
 
-def _count_repeats(found: Survey) -> None:
+def _count_repeats(found: Scan) -> None:
     digests = np.frombuffer(found.digests, dtype=np.uint64)
     first = np.unique(digests, return_index=True)[1]
     found.duplicates = found.documents - len(first)
-    found.repeated = found.characters - int(np.frombuffer(found.sizes, dtype=np.uint64)[first].sum())
+    found.duplicate_characters = found.characters - int(np.frombuffer(found.sizes, dtype=np.uint64)[first].sum())
 
 
 @dataclass
@@ -145,11 +153,11 @@ class CorpusSplit(Sides):
     """The side of every document."""
 
     def documents(self, side: int) -> int:
-        """How many documents, or parts of one, stand on a side."""
+        """Return how many documents, or parts of one, are on a side."""
         return self.side.count(side) + (self.cut is not None and side == VALIDATION)
 
-    def characters(self, side: int, found: Survey) -> int:
-        """How many characters stand on a side."""
+    def characters(self, side: int, found: Scan) -> int:
+        """Return how many characters are on a side."""
         total = sum(size for size, one in zip(found.sizes, self.side, strict=True) if one == side)
         if self.cut is None or side == LEFT_OUT:
             return total
@@ -157,50 +165,43 @@ class CorpusSplit(Sides):
         after = found.sizes[number] - place
         return total - after if side == TRAIN else total + after
 
-    def pieces(self, text: StreamedText, cut: Cut) -> Iterator[tuple[int, Piece]]:
-        """(side, piece) of all the text in order, without what is left out."""
+    def chunks(self, text: StreamedText, cut: Cut) -> Iterator[tuple[int, TextChunk]]:
+        """Yield (side, chunk) of all text in order, without what is left out."""
         documents = (found for entry in text.entries for found in entry.documents([], lambda n: None))
         for number, (_, blocks) in enumerate(documents):
             if number >= len(self.side):
-                raise UserError(f"{text.name} has changed while it was read: it has more documents now")
+                raise UserError(f"{text.name} has changed while it was read: it has more documents")
             side = self.side[number]
             if side == LEFT_OUT:
                 for _ in blocks:
                     pass
             elif self.cut is not None and self.cut[0] == number:
-                for piece in pieces_of(blocks, cut, self.cut[1]):
-                    yield side, piece
-                    side = VALIDATION if piece.last else side
+                for chunk in document_chunks(blocks, cut, self.cut[1]):
+                    yield side, chunk
+                    side = VALIDATION if chunk.last else side
             else:
-                for piece in pieces_of(blocks, cut):
-                    yield side, piece
+                for chunk in document_chunks(blocks, cut):
+                    yield side, chunk
 
 
-def check_fraction(fraction: float | None) -> None:
-    """Raise UserError for a validation fraction that is none."""
-    if fraction is not None and not 0 < fraction < 1:
-        raise UserError(f"--val-fraction {fraction}: must be above 0 and below 1")
-
-
-def split_corpus(text: StreamedText, found: Survey, fraction: float | None, seed: int = 0) -> CorpusSplit:
+def split_corpus(text: StreamedText, found: Scan, fraction: float | None, seed: int = 0) -> CorpusSplit:
     """Choose the validation documents by the rules of `split.split`, from what the scan has kept of the documents.
 
-    fraction: None for a tenth, or less where that is more than `MOST_HELD` characters, or what the data set itself
-    holds out. Of more than `MOST_CHOSEN` documents, each is decided by a hash of its text alone.
+    fraction: None for a tenth, or less where that is more than `MAX_VALIDATION_CHARACTERS` characters, or what the data set itself
+    holds out. Of more than `MAX_CHOSEN` documents, each is decided by a hash of its text alone.
     """
-    check_fraction(fraction)
     default = DataSet.default_fraction
-    share = fraction if fraction is not None else min(default, MOST_HELD / found.characters)
+    share = fraction if fraction is not None else min(default, MAX_VALIDATION_CHARACTERS / found.characters)
     own = text.held_out if fraction in (None, default) else None
     distinct = found.documents - found.duplicates
-    ids = [found.first_id[digest] for digest in found.digests] if found.documents <= MOST_CHOSEN else []
+    ids = [found.first_id[digest] for digest in found.digests] if found.documents <= MAX_CHOSEN else []
     keys = SplitKeys(ids=ids, content=found.digests, sizes=found.sizes)
     if own == "tail" or (own is None and (not text.documented or distinct < MIN_DOCUMENTS)):
         return CorpusSplit(**vars(tail(text.name, keys, share)))
     if isinstance(own, tuple):
         chosen = {found.named[name] for name in own if name in found.named}
         how = f"held out by name ({some(own, 8)})"
-    elif found.documents > MOST_CHOSEN:
+    elif found.documents > MAX_CHOSEN:
         limit = int(share * 2**64)
         chosen = {digest for digest in found.digests if _order(seed, digest) < limit}
         how = f"whole documents, by a hash of their text with seed {seed}"

@@ -1,15 +1,16 @@
-"""Tokenized text in files: the manifest that describes them, and the ids as one run that is mapped, not read.
+"""The files of a pretokenized corpus: writing a shard, the manifest, and the ids as one memory-mapped sequence.
 
-A folder holds `manifest.json`, `tokenizer.json`, and for each part (training, validation) shards `training-00000.ids`:
-the ids one after the other, little-endian, two bytes each up to 65,536 different ids and four bytes above. Beside each
-shard, `training-00000.starts` says at which of its ids documents begin (eight bytes each). The manifest has the sha256
+A folder contains `manifest.json`, `tokenizer.json`, and shards per part (training, validation). `training-00000.ids`
+has the ids, little-endian, two bytes each for a vocabulary of up to 65,536 and four bytes above. The file
+`training-00000.starts` has the indices of ids at which documents start, eight bytes each. The manifest has the SHA-256
 of every file and of itself. It is written last: a folder without it is not finished.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,32 +21,32 @@ from numpy.typing import NDArray
 
 from tokenloom.data.samples import fingerprint_of
 from tokenloom.errors import UserError
-from tokenloom.tokenizers.base import END, TextTokenizer
+from tokenloom.tokenizers.base import END, UNKNOWN, TextTokenizer
 from tokenloom.tokenizers.text import load_tokenizer
-from tokenloom.utils.files import file_sha256, sha256
+from tokenloom.utils.files import atomic_path, file_sha256, sha256, write_bytes, write_json
 
 FORMAT = 1
 KIND = "tokenloom tokens"
 MANIFEST, UNFINISHED, TOKENIZER = "manifest.json", "unfinished.json", "tokenizer.json"
 PARTS = ("training", "validation")
-_OPEN = 64  # Shards that are mapped at a time.
+_MAX_OPEN = 64  # Shards that are mapped at a time.
 _HEAD = 1 << 10
 
 
-def width(vocab_size: int) -> str:
-    """The type of ids that so many different ones need, as numpy calls it: as narrow as goes."""
+def id_dtype(vocab_size: int) -> str:
+    """Return the narrowest NumPy type for ids of a vocabulary."""
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
 def self_hash(content: dict[str, Any]) -> str:
-    """The sha256 of what a JSON file says, without the entry that holds it."""
+    """Return the SHA-256 of a JSON object without its entry `sha256`."""
     rest = {key: value for key, value in content.items() if key != "sha256"}
     return sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")))
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of ids, and what is known of it. `documents` begin in it; `unknown` ids are the token of that name."""
+    """A file of ids, and its counts. documents: those that start in it. unknown: ids of the unknown token."""
 
     file: str
     tokens: int
@@ -60,14 +61,14 @@ class Shard:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `asdict`. Raises TypeError for another shape."""
+        """Return the inverse of `asdict`. Raises TypeError for other fields or types."""
         shard = cls(**data)
         if any(type(value) is not (str if name in _TEXTS else int) for name, value in asdict(shard).items()):
-            raise TypeError(f"the shard {shard.file!r} is described wrongly")
+            raise TypeError(f"the shard {shard.file!r} has a wrong entry")
         return shard
 
     def check(self, folder: Path, dtype: str, *, content: bool) -> None:
-        """Raise UserError, naming the file, when it is missing or cut; and with `content`, when it was altered."""
+        """Raise UserError, naming the file, when a file is missing or truncated; and with `content`, when it was altered."""
         ids, starts = folder / self.file, folder / self.starts
         for path, size in ((ids, self.tokens * np.dtype(dtype).itemsize), (starts, 8 * self.documents)):
             try:
@@ -75,15 +76,15 @@ class Shard:
             except OSError as error:
                 raise UserError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}") from None
             if found != size:
-                raise UserError(f"{path}: has {found:,} bytes and should have {size:,}: cut or altered; {_AGAIN}")
+                raise UserError(f"{path}: has {found:,} bytes and should have {size:,}: truncated or altered; {_AGAIN}")
         if content:
             for path, expected in ((ids, self.sha256), (starts, self.starts_sha256)):
                 if _hash_of(path) != expected:
-                    raise UserError(f"{path}: altered or damaged (its sha256 is another than the manifest's); {_AGAIN}")
+                    raise UserError(f"{path}: altered or damaged (its SHA-256 is not that of the manifest); {_AGAIN}")
 
 
 _TEXTS = ("file", "sha256", "starts", "starts_sha256")
-_AGAIN = "tokenloom data tokenize makes it anew (with --overwrite)"
+_AGAIN = "tokenloom data tokenize --overwrite makes it again"
 
 
 def _hash_of(path: Path) -> str:
@@ -93,10 +94,75 @@ def _hash_of(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-class ShardedIds:
-    """The ids of one part as one run, through memory maps: only what is asked for is read.
+@dataclass
+class ShardJob:
+    """A shard to be written.
 
-    A shard is held against its sha256 when it is first touched, so that nothing is learned from an altered one.
+    first: whether it is the first of its part. chunks: (UTF-8, whether a document starts, whether it ends). settings:
+    kept in the record.
+    """
+
+    name: str
+    first: bool
+    chunks: list[tuple[bytes, bool, bool]]
+    settings: dict[str, Any]
+
+
+def record_path(folder: Path, name: str) -> Path:
+    """Return the file with the entry of a shard until the manifest is written; with it the shard counts as finished."""
+    return folder / f"{name}.json"
+
+
+def write_shard(folder: Path, tokenizer: TextTokenizer, job: ShardJob) -> Shard:
+    """Tokenize the chunks of a job, and write its files. The end token stands before and after every document."""
+    dtype, end, unknown = id_dtype(tokenizer.vocab_size), end_of(tokenizer), tokenizer.specials.get(UNKNOWN)
+    path = folder / f"{job.name}.ids"
+    counts = Counter(dict.fromkeys(("tokens", "documents", "characters", "bytes", "lines", "unknown"), 0))
+    starts: list[int] = []
+    digest = hashlib.sha256()
+    with atomic_path(path, shared=True) as part, part.open("wb") as file:
+
+        def write(ids: NDArray[Any]) -> None:
+            raw = ids.astype(dtype).tobytes()
+            file.write(raw)
+            digest.update(raw)
+            counts["tokens"] += len(ids)
+
+        border = np.array([] if end is None else [end])
+        if job.first:
+            write(border)
+        for raw, first, last in job.chunks:
+            text = raw.decode()
+            if first:
+                starts.append(counts["tokens"])
+                counts["documents"] += 1
+            counts["characters"] += len(text)
+            counts["bytes"] += len(raw)
+            counts["lines"] += text.count("\n") + (last and not text.endswith("\n"))
+            ids = tokenizer.encode(text)
+            if unknown is not None:
+                counts["unknown"] += int((ids == unknown).sum())
+            write(ids)
+            if last:
+                write(border)
+    starts_raw = np.array(starts, dtype="<i8").tobytes()
+    starts_path = path.with_suffix(".starts")
+    write_bytes(starts_path, starts_raw, shared=True)
+    shard = Shard(
+        file=path.name,
+        sha256=digest.hexdigest(),
+        starts=starts_path.name,
+        starts_sha256=sha256(starts_raw),
+        **counts,
+    )
+    write_json(record_path(folder, job.name), {**asdict(shard), "settings": job.settings}, shared=True)
+    return shard
+
+
+class ShardedIds:
+    """The ids of one part as one sequence of memory maps: only what is indexed is read.
+
+    The SHA-256 of a shard is checked when it is first read, so that nothing is trained on an altered one.
     """
 
     def __init__(self, folder: Path, shards: Sequence[Shard], dtype: str) -> None:
@@ -109,7 +175,7 @@ class ShardedIds:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: NDArray[np.int64] | slice) -> NDArray[Any]:
-        """The ids at some places, in the shape of `index`; or a slice of them. Raises UserError as `Shard.check`."""
+        """Return the ids at some positions, in the shape of `index`, or a slice. Raises UserError as `Shard.check`."""
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)), dtype=np.int64)
         flat = np.ravel(index)
@@ -127,44 +193,44 @@ class ShardedIds:
             shard.check(self.folder, self.dtype.str, content=True)
             self._checked.add(number)
         if number not in self._maps:
-            if len(self._maps) >= _OPEN:
+            if len(self._maps) >= _MAX_OPEN:
                 self._maps.popitem(last=False)
             self._maps[number] = np.memmap(self.folder / shard.file, dtype=self.dtype, mode="r")
         self._maps.move_to_end(number)
         return self._maps[number]
 
     def starts(self) -> NDArray[np.int64]:
-        """At which ids documents begin."""
+        """Return the positions at which documents start."""
         begins = self._ends - [shard.tokens for shard in self.shards]
         parts = [np.fromfile(self.folder / shard.starts, dtype="<i8") for shard in self.shards]
         return np.concatenate([part + begin for part, begin in zip(parts, begins, strict=True)]).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """A hash of all the ids, from the hashes of the shards: nothing is read."""
+        """Return a hash of all ids, computed from the hashes of the shards without reading them."""
         return fingerprint_of([self.dtype.str, *((shard.sha256, shard.tokens) for shard in self.shards)])
 
 
 @dataclass(frozen=True)
 class PretokenizedCorpus:
-    """A folder of tokenized text. `content` is the manifest."""
+    """A finished folder. content: the manifest."""
 
     folder: Path
     content: dict[str, Any]
 
     def shards(self, part: str) -> list[Shard]:
-        """The shards of the training or the validation part, in order."""
+        """Return the shards of a part, in order."""
         return [Shard.from_json(data) for data in self.content["parts"][part]]
 
     def total(self, part: str, what: str) -> int:
-        """The sum of one of the counts over a part's shards."""
+        """Return the sum of a count over the shards of a part."""
         return sum(int(data[what]) for data in self.content["parts"][part])
 
     def ids(self, part: str) -> ShardedIds:
-        """The ids of a part as one run."""
+        """Return the ids of a part as one sequence."""
         return ShardedIds(self.folder, self.shards(part), self.content["dtype"])
 
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer. Raises UserError when it is not the one that made the ids."""
+        """Return the tokenizer. Raises UserError when it is not the one that made the ids."""
         path = self.folder / TOKENIZER
         tokenizer = load_tokenizer(path)
         if tokenizer.fingerprint() != self.content["tokenizer"]["fingerprint"]:
@@ -176,17 +242,17 @@ class PretokenizedCorpus:
         return tokenizer
 
     def all_ids(self) -> ShardedIds:
-        """The ids of the training part, then those of the validation part."""
+        """Return the ids of the training part, then those of the validation part."""
         return ShardedIds(self.folder, [shard for part in PARTS for shard in self.shards(part)], self.content["dtype"])
 
     @property
-    def borders(self) -> bool:
+    def separate_documents(self) -> bool:
         """Whether an end token stands between documents."""
-        return bool(self.content["borders"])
+        return bool(self.content["separate_documents"])
 
     def check(self, *, content: bool = True) -> int:
-        """Hold every file against the manifest; returns how many shards there are. Raises UserError naming the first
-        that is not as it was written."""
+        """Check every file against the manifest, and return the number of shards. Raises UserError naming the first file
+        that is missing, truncated or (with `content`) altered."""
         if content:
             self.tokenizer()
         shards = [shard for part in PARTS for shard in self.shards(part)]
@@ -196,7 +262,7 @@ class PretokenizedCorpus:
 
 
 def is_marked(folder: Path, name: str) -> bool:
-    """Whether a file in a folder says that it is about tokenized text: another program's may have the same name."""
+    """Return whether a file is one of ours: another program's may have the same name."""
     try:
         with (folder / name).open("rb") as file:
             return json.dumps(KIND).encode() in file.read(_HEAD)
@@ -204,37 +270,37 @@ def is_marked(folder: Path, name: str) -> bool:
         return False
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether a folder holds tokenized text, finished or not, whole or not."""
+def is_corpus(folder: Path) -> bool:
+    """Return whether a folder contains a pretokenized corpus, finished or not, intact or not."""
     return is_marked(folder, MANIFEST) or is_marked(folder, UNFINISHED) or (folder / f"{PARTS[0]}-00000.ids").is_file()
 
 
 def open_pretokenized(given: str | Path) -> PretokenizedCorpus | None:
-    """The tokenized text in a folder, or None where there is none.
+    """Return the pretokenized corpus in a folder, or None where there is none.
 
-    Sizes are checked, contents only as they are read. Raises UserError when the manifest or a file is damaged, and for
-    a folder whose tokenization was not finished.
+    Sizes are checked now, contents when they are read. Raises UserError when the manifest or a file is damaged, and for
+    an unfinished folder.
     """
     folder = Path(given)
-    if not is_ours(folder):
+    if not is_corpus(folder):
         return None
     if not (folder / MANIFEST).is_file():
         raise UserError(
-            f"{folder}: its tokenization was not finished; the same tokenloom data tokenize command goes on with it"
+            f"{folder}: its tokenization was not finished; the same tokenloom data tokenize command continues it"
         )
-    tokenized = PretokenizedCorpus(folder, read_manifest(folder / MANIFEST))
-    tokenized.check(content=False)
-    return tokenized
+    corpus = PretokenizedCorpus(folder, read_manifest(folder / MANIFEST))
+    corpus.check(content=False)
+    return corpus
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a manifest says. Raises UserError when it is damaged or of another format."""
+    """Read a manifest. Raises UserError when it is damaged or of another format."""
     try:
         content = json.loads(path.read_text("utf-8"))
         if content["format"] != FORMAT:
             raise UserError(f"{path}: format {content['format']}; this tokenloom reads format {FORMAT}")
         if content["sha256"] != self_hash(content):
-            raise ValueError("its content does not match its own sha256")
+            raise ValueError("its content does not match its own SHA-256")
         for part in PARTS:
             for data in content["parts"][part]:
                 Shard.from_json(data)
@@ -245,5 +311,5 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def end_of(tokenizer: TextTokenizer) -> int | None:
-    """The id that stands between documents, where the tokenizer has one."""
+    """Return the id that stands between documents, if the tokenizer has one."""
     return tokenizer.specials.get(END)

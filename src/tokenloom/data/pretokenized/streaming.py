@@ -1,7 +1,7 @@
-"""Reading text of any size in pieces: what `read_text` reads, without ever holding a large file whole.
+"""Read text of any size in blocks: what `read_text` reads, without ever loading a large file whole.
 
-A source can be gone through more than once, and gives the same each time. What must fit in memory is one document of a
-table or of JSON lines, a JSON file that is one list, and the built-in data sets, which are small.
+A source can be read more than once. What must fit in memory is one document of a table or of JSON lines, a JSON file
+that is one list, and the built-in data sets.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
-from tokenloom.data import registry as recipes
+from tokenloom.data import registry
 from tokenloom.data.documents import Document, HeldOut
 from tokenloom.data.tables import (
     json_column,
@@ -40,44 +40,44 @@ from tokenloom.data.text import (
     shown_path,
     walk,
 )
-from tokenloom.data.unicode import Unreadable, check_encoding, check_newlines, decode, decode_blocks
+from tokenloom.data.unicode import Unreadable, check_encoding, decode, decode_blocks
 from tokenloom.errors import UserError
 from tokenloom.utils.names import counted, some
 
 BLOCK = 1 << 20
-LARGEST_JSON = 1 << 26
-_HEADER = 1 << 16  # A table's header is looked for in so many characters.
+MAX_JSON_BYTES = 1 << 26
+_HEADER = 1 << 16  # The header of a table is within so many characters.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 
 Advance = Callable[[int], None]
-"""Called with the number of bytes that have just been read from a file."""
+"""Called with the number of bytes just read."""
 Texts = Iterator[tuple[str, Iterator[str]]]
-"""Documents, each as its id and its text in blocks, which must be taken before the next document is asked for."""
+"""Documents as (id, blocks of text); the blocks must be read before the next document."""
 
 
-class Entry(Protocol):
-    """One file, or what stands for one."""
+class Source(Protocol):
+    """A file, or a built-in data set."""
 
     @property
     def name(self) -> str:
-        """The name that its documents and remarks begin with."""
+        """The prefix of its document ids and notes."""
         ...
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Size in bytes."""
         ...
 
     def documents(self, notes: list[str], advance: Advance) -> Texts:
-        """All its documents. Raises Unreadable, after some of them perhaps, when it is no text."""
+        """Yield all documents. Raises Unreadable, perhaps after some of them, when it is no text."""
         ...
 
 
 @dataclass
 class StreamedText:
-    """Text that is read in pieces; the fields are those of `TextData`, but what was left out is only known later."""
+    """Text that is read in blocks. The fields are those of `TextData`; skipped files are known after the first pass."""
 
-    entries: list[Entry]
+    entries: list[Source]
     name: str
     documented: bool
     license: str | None = None
@@ -89,7 +89,7 @@ class StreamedText:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Size in bytes."""
         return sum(entry.size for entry in self.entries)
 
 
@@ -97,25 +97,26 @@ def open_text(
     source: str | os.PathLike[str],
     *,
     encoding: str = "utf-8",
-    newlines: str = "fold",
-    column: str | None = None,
+    normalize_newlines: bool = True,
+    text_column: str | None = None,
     standard_input: Path | None = None,
 ) -> StreamedText:
-    """What `read_text` reads, to be read in pieces. Raises UserError for what is not there.
+    """Return what `read_text` reads, to be read in blocks. Raises UserError for what does not exist.
 
-    standard_input: the file that holds what came from there, for the source `-`.
+    standard_input: a file with its content, for the source `-`.
     """
     check_encoding(encoding)
-    check_newlines(newlines)
-    how = How(encoding, cast(Any, newlines), column)
+    how = How(encoding, normalize_newlines, text_column)
     given = os.fspath(source)
     if given == "-":
-        if column is not None or standard_input is None:
-            raise UserError(f"--column {column} does not apply to standard input, which is read as plain text")
+        if text_column is not None or standard_input is None:
+            raise UserError(
+                f"--text-column {text_column} does not apply to standard input, which is read as plain text"
+            )
         return StreamedText([_File(standard_input, "-", how)], "standard input", False, given="standard input")
-    if isinstance(source, str) and given in recipes.names():
-        data = read_text(given, encoding=encoding, newlines=how.newlines, column=column)
-        kept: list[Entry] = [_Kept(data.name, data.documents)]
+    if isinstance(source, str) and given in registry.names():
+        data = read_text(given, encoding=encoding, normalize_newlines=normalize_newlines, text_column=text_column)
+        kept: list[Source] = [_Loaded(data.name, data.documents)]
         return StreamedText(kept, data.name, data.documented, data.license, data.held_out, data.skipped, data.notes)
     path = Path(given)
     try:
@@ -127,14 +128,16 @@ def open_text(
     if stat.S_ISDIR(mode):
         return _folder(path, how)
     if not stat.S_ISREG(mode):
-        raise UserError(f"{shown_path(given)}: no plain file, and it must be read more than once; - is standard input")
+        raise UserError(
+            f"{shown_path(given)}: not a regular file, and it must be read more than once; - is standard input"
+        )
     file = _File(path, printable_path(path.name), how)
     return StreamedText([file], file.name, file.rows, given=shown_path(given))
 
 
 def _folder(root: Path, how: How) -> StreamedText:
     shown = shown_path(str(root))
-    entries: list[Entry] = []
+    entries: list[Source] = []
     skipped: list[tuple[str, str]] = []
     for relative, problem in sorted(walk(root), key=lambda found: Path(found[0]).parts):
         if problem is None:
@@ -142,24 +145,26 @@ def _folder(root: Path, how: How) -> StreamedText:
             entries.append(_File(root / relative, printable_path(relative), how, strict_column=False))
         else:
             skipped.append((printable_path(relative), problem))
-    if how.column is not None and entries and not any(cast(_File, entry).rows for entry in entries):
-        raise UserError(f"--column {how.column} does not apply: {shown} holds plain text and no table that has it")
+    if how.text_column is not None and entries and not any(cast(_File, entry).rows for entry in entries):
+        raise UserError(
+            f"--text-column {how.text_column} does not apply: {shown} contains plain text and no table with that column"
+        )
     name = printable_path(root.resolve().name or str(root))
     return StreamedText(entries, name, True, skipped=skipped, given=shown, folder=True)
 
 
-def none_left(text: StreamedText) -> UserError:
-    """What to say when no entry of a folder could be read."""
+def empty_folder_error(text: StreamedText) -> UserError:
+    """Return the error for a folder without readable text."""
     if not text.skipped:
         return UserError(f"{text.given} is an empty folder")
     reasons = some((f"{name} ({reason})" for name, reason in text.skipped), 3)
     entries = counted(len(text.skipped), "entry", "entries")
-    return UserError(f"{text.given} holds no text that can be read: {entries} skipped: {reasons}")
+    return UserError(f"{text.given} contains no readable text: {entries} skipped: {reasons}")
 
 
 @dataclass
-class _Kept:
-    """Documents that are in memory already."""
+class _Loaded:
+    """Documents in memory."""
 
     name: str
     content: list[Document]
@@ -175,7 +180,7 @@ class _Kept:
 
 
 class _File:
-    """One file of text, of rows, or of either compressed."""
+    """A file of text or of rows, perhaps compressed."""
 
     def __init__(self, path: Path, name: str, how: How, *, strict_column: bool = True) -> None:
         self.path, self.name, self.how = path, name, how
@@ -195,12 +200,15 @@ class _File:
 
     def documents(self, notes: list[str], advance: Advance) -> Texts:
         if not self.rows:
-            if self.how.column is not None and self._strict:
+            if self.how.text_column is not None and self._strict:
                 raise Unreadable(
-                    f"plain text has no column {self.how.column!r}: leave --column away, or give a file that ends in"
+                    f"plain text has no column {self.how.text_column!r}: leave --text-column away, or give a file that ends in"
                     " .jsonl, .json, .csv or .tsv"
                 )
-            yield self.name, self._some_text(decode_blocks(self._blocks(advance), self.how.encoding, self.how.newlines))
+            yield (
+                self.name,
+                self._some_text(decode_blocks(self._blocks(advance), self.how.encoding, self.how.normalize_newlines)),
+            )
             return
         for document in self._documents(notes, advance):
             yield document.id, iter([document.text])
@@ -215,37 +223,43 @@ class _File:
     def _json_lines(self, notes: list[str], advance: Advance) -> Iterable[Document]:
         how = self.how
         if self._column is None:
-            self._column = (json_column(json_lines(self._lines(lambda n: None)), how.column, notes),)
+            self._column = (json_column(json_lines(self._lines(lambda n: None)), how.text_column, notes),)
         rows = json_lines(self._lines(advance))
-        return json_documents(rows, self.name, column=self._column[0], newlines=how.newlines, notes=notes)
+        return json_documents(
+            rows, self.name, column=self._column[0], normalize_newlines=how.normalize_newlines, notes=notes
+        )
 
     def _lines(self, advance: Advance) -> Iterator[str]:
         rest = ""
-        for piece in self._some_text(decode_blocks(self._blocks(advance), self.how.encoding, "fold")):
+        for piece in self._some_text(decode_blocks(self._blocks(advance), self.how.encoding, True)):
             *lines, rest = (rest + piece).split("\n")
             yield from lines
         yield rest
 
     def _json(self, notes: list[str], advance: Advance) -> Iterable[Document]:
         how = self.how
-        if self.size > LARGEST_JSON:
+        if self.size > MAX_JSON_BYTES:
             raise Unreadable(
-                f"a JSON file of {self.size:,} bytes, which is read whole: at most {LARGEST_JSON:,}; as JSON lines"
-                " (.jsonl) it may be of any size"
+                f"a JSON file of {self.size:,} bytes; at most {MAX_JSON_BYTES:,} are read; JSON lines (.jsonl) may be of"
+                " any size"
             )
         raw = b"".join(self._blocks(advance))
-        text = "".join(self._some_text(iter([decode(raw, how.encoding, "keep")])))
-        return read_json(text, self.name, lines=False, column=how.column, newlines=how.newlines, notes=notes)
+        text = "".join(self._some_text(iter([decode(raw, how.encoding, False)])))
+        return read_json(
+            text, self.name, lines=False, column=how.text_column, normalize_newlines=how.normalize_newlines, notes=notes
+        )
 
     def _table(self, notes: list[str], advance: Advance) -> Iterator[Document]:
         how = self.how
         if self._column is None:
-            self._column = (table_column(self._records(lambda n: None), how.column, notes),)
+            self._column = (table_column(self._records(lambda n: None), how.text_column, notes),)
         column = cast(str, self._column[0])
-        return table_documents(self._records(advance), self.name, column=column, newlines=how.newlines, notes=notes)
+        return table_documents(
+            self._records(advance), self.name, column=column, normalize_newlines=how.normalize_newlines, notes=notes
+        )
 
     def _records(self, advance: Advance) -> Iterator[tuple[int, list[str]]]:
-        pieces = self._some_text(decode_blocks(self._blocks(advance), self.how.encoding, "keep"))
+        pieces = self._some_text(decode_blocks(self._blocks(advance), self.how.encoding, False))
         head = ""
         while len(head) < _HEADER and (piece := next(pieces, None)) is not None:
             head += piece
@@ -258,7 +272,7 @@ class _File:
         return table_records(_table_lines(whole()), table_delimiter(head, self._ending == ".tsv"))
 
     def _some_text(self, pieces: Iterator[str]) -> Iterator[str]:
-        """The same pieces; raises Unreadable in the end if there was no text in them."""
+        """Yield the blocks; raise Unreadable at the end if there was no text in them."""
         blank = True
         for piece in pieces:
             blank = blank and not piece.strip().strip("\ufeff")
@@ -290,7 +304,7 @@ class _File:
 
 
 def _table_lines(pieces: Iterable[str]) -> Iterator[str]:
-    """Lines with their ends, LF, CR or CRLF; without the blank ones at the end."""
+    """Yield lines with their ends (LF, CR or CRLF), without blank ones at the end of the text."""
     blank: list[str] = []
     for line in _split_lines(pieces):
         if line.strip("\r\n"):
@@ -317,8 +331,8 @@ def _split_lines(pieces: Iterable[str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a document, to be encoded by itself. first, last: whether the document begins, or ends, here."""
+class TextChunk:
+    """A part of a document that is encoded by itself. first, last: whether the document starts, or ends, here."""
 
     text: str
     first: bool
@@ -327,17 +341,17 @@ class Piece:
 
 Cut = Callable[[str], int]
 """Where a text may be cut, as `TextTokenizer.safe_split` has it."""
-PIECE = 1 << 16
-LONGEST_UNCUT = 1 << 26
+CHUNK_CHARACTERS = 1 << 16
+MAX_UNCUT = 1 << 26
 
 
-def pieces_of(blocks: Iterable[str], cut: Cut, border: int | None = None) -> Iterator[Piece]:
-    """A document in pieces of about `PIECE` characters; what each encodes to, joined, is what the whole does.
+def document_chunks(blocks: Iterable[str], cut: Cut, border: int | None = None) -> Iterator[TextChunk]:
+    """Cut a document into chunks of about `CHUNK_CHARACTERS`; the ids of the chunks, joined, are those of the document.
 
-    border: a place at which it is cut into two documents. Raises UserError where no place to cut is found.
+    border: a position at which it is divided into two documents. Raises UserError where no position to cut is found.
     """
     if border is None:
-        yield from _whole(blocks, cut)
+        yield from _chunks(blocks, cut)
         return
     stream, rest = iter(blocks), [""]
 
@@ -350,23 +364,23 @@ def pieces_of(blocks: Iterable[str], cut: Cut, border: int | None = None) -> Ite
                 return
             left -= len(block)
 
-    yield from _whole(before(), cut)
-    yield from _whole(chain(rest, stream), cut)
+    yield from _chunks(before(), cut)
+    yield from _chunks(chain(rest, stream), cut)
 
 
-def _whole(blocks: Iterable[str], cut: Cut) -> Iterator[Piece]:
-    waiting, first, enough = "", True, PIECE
+def _chunks(blocks: Iterable[str], cut: Cut) -> Iterator[TextChunk]:
+    pending, first, enough = "", True, CHUNK_CHARACTERS
     for block in blocks:
-        waiting += block
-        while len(waiting) > enough:
-            if place := cut(waiting[:enough]):
-                yield Piece(waiting[:place], first, False)
-                waiting, first, enough = waiting[place:], False, PIECE
-            elif enough > LONGEST_UNCUT:
+        pending += block
+        while len(pending) > enough:
+            if place := cut(pending[:enough]):
+                yield TextChunk(pending[:place], first, False)
+                pending, first, enough = pending[place:], False, CHUNK_CHARACTERS
+            elif enough > MAX_UNCUT:
                 raise UserError(
                     f"{enough:,} characters without white space cannot be cut for this tokenizer;"
                     " --tokenizer byte-bpe or char can"
                 )
             else:
                 enough *= 2
-    yield Piece(waiting, first, True)
+    yield TextChunk(pending, first, True)

@@ -48,10 +48,10 @@ def _loader(locale: str | None) -> Callable[[Sequence[Path]], PairData]:
 def _recipe(name: str, locale: str | None, target: str) -> Recipe:
     return Recipe(
         name=name,
-        what=f"6,000 dates in English and {target}, such as {_EXAMPLES[name]}",
+        description=f"6,000 dates in English and {target}, such as {_EXAMPLES[name]}",
         license="Unicode-3.0 (CLDR, by Babel, BSD-3-Clause)",
         loader=_loader(locale),
-        holds=PairData,
+        data_class=PairData,
     )
 
 

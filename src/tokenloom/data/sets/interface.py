@@ -35,10 +35,10 @@ def _catalogues(paths: Sequence[Path]) -> PairData:
 RECIPES = (
     Recipe(
         name="interface-fr",
-        what="3,240 English words and sentences of a program's interface and their French translations",
+        description="3,240 English words and sentences of a program's interface and their French translations",
         license="BSD-3-Clause",
         loader=_catalogues,
-        ways=(
+        sources=(
             (
                 PipArchive(
                     "jupyterlab-language-pack-fr-fr",
@@ -48,6 +48,6 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=PairData,
+        data_class=PairData,
     ),
 )

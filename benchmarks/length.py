@@ -22,8 +22,9 @@ from benchmarks import texts
 from benchmarks.harness import FASTER, Row, Setting, Spread, at_most, crossing, progress, slope, timed
 from tokenloom.config import fill
 from tokenloom.models.gpt import GPT
-from tokenloom.nn.attention import explicit_attention, fused_attention
+from tokenloom.nn.attention import explicit_attention
 from tokenloom.nn.masks import Causal
+from tokenloom.nn.ops import fused_attention
 from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings

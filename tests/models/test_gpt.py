@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from equality import (
+from kit.equality import (
     batch_vs_single,
     cached,
     cached_vs_uncached,

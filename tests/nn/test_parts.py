@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tokenloom.errors import UserError
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.mlp import ACTIVATIONS, MLP, GatedMLP, make_mlp
 from tokenloom.nn.modules import count_parameters
@@ -161,9 +162,9 @@ def test_parts_of_a_users_own_file(tmp_path):
     torch.testing.assert_close(make_mlp({"kind": f"{mine}:Double", "factor": 3}, 8)(X), 3 * X)
     plain = make_mlp({"kind": "plain", "activation": f"{mine}:sine"}, 8).double()
     torch.testing.assert_close(plain(X), plain.W_out(plain.W_in(X).sin()))
-    with pytest.raises(ValueError, match=r"norm .*mine.py:Centre: the file defines no Centre.*Center"):
+    with pytest.raises(UserError, match=r"norm .*mine.py:Centre: the file defines no Centre.*Center"):
         make_norm(f"{mine}:Centre", 8)
-    with pytest.raises(ValueError, match=r"norm .*other.py: there is no such file"):
+    with pytest.raises(UserError, match=r"norm .*other.py: there is no such file"):
         make_norm(f"{tmp_path}/other.py:Center", 8)
     with pytest.raises(ValueError, match="does not take \\['power'\\]"):
         make_mlp({"kind": f"{mine}:Double", "power": 3}, 8)

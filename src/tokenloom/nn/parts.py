@@ -18,29 +18,23 @@ Part = TypeVar("Part")
 def find_part(what: str, kind: object, known: Mapping[str, Part]) -> Part:
     """Return the part of that kind: an entry of `known`, or what a file defines for `./file.py:Name`.
 
-    what: how messages call it. Raises ValueError for an unknown kind, and for a file that does not define the name.
+    what: how messages call it. Raises ValueError for an unknown kind, and UserError for a file that cannot be imported
+    or does not define the name.
     """
     if isinstance(kind, str) and kind in known:
         return known[kind]
     path, _, name = str(kind).rpartition(":")
     if not path.endswith(".py"):
         raise ValueError(f"no {what} {kind!r}: there are {', '.join(known)}; your own is ./file.py:Name")
-    try:
-        module = _module(path)
-    except UserError as error:
-        raise ValueError(f"{what} {error}") from error
+    file = Path(path).resolve()
+    module = _import(file, file.stat().st_mtime_ns if file.is_file() else 0, f"{what} {path}")
     if not hasattr(module, name):
-        raise ValueError(f"{what} {kind}: the file defines no {name}{did_you_mean(name, vars(module))}")
+        raise UserError(f"{what} {kind}: the file defines no {name}{did_you_mean(name, vars(module))}")
     part: Part = getattr(module, name)
     return part
 
 
-def _module(path: str) -> ModuleType:
-    """The file at `path`, run once per version, so that all layers have the same class."""
-    file = Path(path).resolve()
-    return _imported(file, file.stat().st_mtime_ns if file.is_file() else 0)
-
-
 @functools.cache
-def _imported(file: Path, modified: int) -> ModuleType:
-    return import_file(file)
+def _import(file: Path, modified: int, label: str) -> ModuleType:
+    # Run once per version of the file, so that all layers have the same class.
+    return import_file(file, label)

@@ -134,7 +134,7 @@ class GPTFamily(ModelFamily):
         if chosen["width"] % chosen["heads"]:
             raise UserError(f"--width {chosen['width']}: is not a multiple of --heads {chosen['heads']}")
         dropout = size.dropout if s.dropout is None else s.dropout
-        config = GPTConfig(vocab_size=vocab_size, **chosen, **GPTConfig.parts(s.preset)).as_dict()
+        config = GPTConfig(vocab_size=vocab_size, **chosen, **s.parts(GPTConfig, s.preset)).as_dict()
         config["dropout"] = 0.0 if s.preset == "classic" and s.dropout is None else dropout
         config |= {"kv_heads": s.kv_heads, "sliding_window": s.sliding_window}
         _check_sizes(config)
@@ -164,7 +164,8 @@ def _check_sizes(config: dict[str, Any]) -> None:
     try:
         GPT(GPTConfig(**{**config, **small}))
     except ValueError as error:
-        raise UserError(f"{error} (--width, --heads and --kv-heads decide)") from error
+        sizes = " (--width, --heads and --kv-heads decide)" if "head" in str(error) else ""
+        raise UserError(f"{error}{sizes}") from error
 
 
 def overlapping_nats(model: nn.Module, ids: NDArray[np.int64], context: int, batch_size: int = 64) -> Tensor:
@@ -218,7 +219,9 @@ class NgramFamily(ModelFamily):
         if "sizes" not in config:
             raise UserError("the sizes of an n-gram model are known once it is fitted")
         interpolated = config["ngram_smoothing"] != "add-k"
-        return NgramModel(config["vocab_size"], config["sizes"], interpolated=interpolated, separator=config["separator"])
+        return NgramModel(
+            config["vocab_size"], config["sizes"], interpolated=interpolated, separator=config["separator"]
+        )
 
     def fit(self, config: dict[str, Any], ids: NDArray[Any], separator: int | None) -> NgramModel:
         vocab_size, order = config["vocab_size"], config["ngram_order"]

@@ -27,7 +27,14 @@ from tokenloom.evaluation.perplexity import (
 from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.nn.modules import eval_mode
 from tokenloom.tasks._lm_families import FAMILIES, ModelFamily, smoothing_of
-from tokenloom.tasks._settings import TextSource, TextTokenization, TransformerSizes, ValidationSplit
+from tokenloom.tasks._settings import (
+    PART_NAMES,
+    TextSource,
+    TextTokenization,
+    TransformerSizes,
+    ValidationSplit,
+    refuse_given,
+)
 from tokenloom.tasks._text_corpus import open_corpus, read_ids
 from tokenloom.tasks._text_decoder import TextDecoderTask
 from tokenloom.tasks.base import NO_SAMPLES, EvaluateOptions, Match, PreparedData, Show, action
@@ -101,8 +108,10 @@ class TextGenerationSettings(TextTokenization, TextSource, ValidationSplit, Tran
     )
 
     def check(self) -> None:
-        """Refuse `add_k` where the smoothing that the model has by default does not use it."""
+        """Refuse parts of a transformer with another model, and `add_k` where the default smoothing does not use it."""
         super().check()
+        if self.model != "gpt":
+            refuse_given(self, PART_NAMES, f"with --model {self.model}")
         if self.add_k is not None and smoothing_of(self) != "add-k":
             raise UserError(f"--add-k has no effect with --ngram-smoothing {smoothing_of(self)}: leave it out")
 

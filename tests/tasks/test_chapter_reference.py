@@ -38,8 +38,8 @@ def chapter_run(text: str, path: Any, steps: int) -> tuple[dict[int, float], dic
     data = path / "tinyshakespeare.txt"
     data.write_bytes(text.encode())
     task = TextGeneration(TextGenerationSettings(preset="classic", context=N, width=64, depth=2, heads=4))
-    material = task.prepare(str(data))
-    training, held = material.training, material.validation
+    material = task.load(str(data))
+    training, held = material.train, material.validation
     assert isinstance(training, TextWindows)
     assert isinstance(held, TextWindows)
     assert (len(training.ids), len(held.ids), task.tokenizer.vocab_size) == (1_003_854, 111_540, 65)
@@ -53,9 +53,9 @@ def chapter_run(text: str, path: Any, steps: int) -> tuple[dict[int, float], dic
         return [task.collate(training.take(starts), BatchContext(0, step, starts))]
 
     first = task.evaluate(samples=validation)
-    assert first["targets"] == 8 * 64 * N
+    assert first["num_targets"] == 8 * 64 * N
     assert round(first["loss"], 2) == 4.38
-    settings, taken = fill(TrainingSettings(eval_every=150), task.recipe(material))
+    settings, taken = fill(TrainingSettings(eval_every=150), material.recipe)
     assert (taken["steps"], taken["batch_size"]) == (900, BATCH)
     losses: list[float] = []
     measured: dict[int, float] = {}

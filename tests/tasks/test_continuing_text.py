@@ -13,6 +13,7 @@ from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.tasks._text_decoder import GenerateOptions, ScoreOptions
+from tokenloom.tasks.base import actions_of
 from tokenloom.tasks.text_generation import TextGeneration
 
 CONTEXT = 16
@@ -53,7 +54,7 @@ def test_past_the_context_the_last_tokens_are_read_anew(preset: str, tmp_path: P
 
 def test_a_window_goes_on_for_ever_and_sees_every_prompt_whole(tmp_path: Path) -> None:
     """In its ring it gives what the whole text gives under the window mask."""
-    task = with_model(task_on(written(tmp_path), window=8))
+    task = with_model(task_on(written(tmp_path), sliding_window=8))
     prompt = RHYME  # five times the context
     ids, notes = task.prompt_ids(prompt)
     assert (len(ids), notes) == (len(RHYME), [])
@@ -68,17 +69,17 @@ def test_a_window_goes_on_for_ever_and_sees_every_prompt_whole(tmp_path: Path) -
     "options", [{"temperature": 0}, {"seed": 5}, {"seed": 5, "top_k": 4, "repetition_penalty": 1.5}]
 )
 def test_a_batch_of_prompts_gives_what_each_gets_alone(task: TextGeneration, options: dict[str, Any]) -> None:
-    together = task.generate_all([prompt[-CONTEXT:] for prompt in PROMPTS], max_new_tokens=25, samples=2, **options)
+    together = task.generate_all([prompt[-CONTEXT:] for prompt in PROMPTS], max_new_tokens=25, num_samples=2, **options)
     for prompt, texts in zip(PROMPTS, together, strict=True):
-        alone = task.generate_all([prompt[-CONTEXT:]], max_new_tokens=25, samples=2, **options)[0]
+        alone = task.generate_all([prompt[-CONTEXT:]], max_new_tokens=25, num_samples=2, **options)[0]
         assert texts == alone
         assert task.generate(prompt[-CONTEXT:], max_new_tokens=25, **options) == texts[0]
 
 
 def test_prompts_with_different_ends_in_one_batch(bordered: TextGeneration) -> None:
     prompts = ["0 She", "1 She typed", None, "then <|user", "is only text."]
-    together = bordered.generate_all(prompts, max_new_tokens=60, samples=4)
-    alone = [bordered.generate_all([prompt], max_new_tokens=60, samples=4)[0] for prompt in prompts]
+    together = bordered.generate_all(prompts, max_new_tokens=60, num_samples=4)
+    alone = [bordered.generate_all([prompt], max_new_tokens=60, num_samples=4)[0] for prompt in prompts]
     assert together == alone
     assert len({len(text) for texts in alone for text in texts}) > 5, "some end earlier than others"
 
@@ -108,15 +109,15 @@ def test_beam_search_finds_the_likeliest_of_all(task: TextGeneration) -> None:
     """With a beam as wide as there are beginnings it is exhaustive."""
     characters = task.tokenizer.decode(range(task.tokenizer.vocab_size))
     best = max((a + b for a in characters for b in characters), key=lambda text: task.score("One", text).total)
-    assert task.generate("One", beam=len(characters), max_new_tokens=2) == best
-    both = task.generate_all(["One", "Three, four"], beam=3, max_new_tokens=9)
-    assert both == [[task.generate(prompt, beam=3, max_new_tokens=9)] for prompt in ("One", "Three, four")]
+    assert task.generate("One", num_beams=len(characters), max_new_tokens=2) == best
+    both = task.generate_all(["One", "Three, four"], num_beams=3, max_new_tokens=9)
+    assert both == [[task.generate(prompt, num_beams=3, max_new_tokens=9)] for prompt in ("One", "Three, four")]
 
 
 def test_beam_search_stops_at_stop_strings_and_ends(bordered: TextGeneration, task: TextGeneration) -> None:
-    whole = task.generate("One", beam=2, max_new_tokens=20)
-    assert task.generate("One", beam=2, max_new_tokens=20, stop=[whole[7:9]]) == whole[: whole.index(whole[7:9])]
-    assert "<|end|>" not in bordered.generate("0 She", beam=4, max_new_tokens=80)
+    whole = task.generate("One", num_beams=2, max_new_tokens=20)
+    assert task.generate("One", num_beams=2, max_new_tokens=20, stop=[whole[7:9]]) == whole[: whole.index(whole[7:9])]
+    assert "<|end|>" not in bordered.generate("0 She", num_beams=4, max_new_tokens=80)
 
 
 # Scores.
@@ -127,7 +128,7 @@ def test_scores_are_the_losses_of_evaluate(task: TextGeneration) -> None:
     ids = task.tokenizer.encode(text)
     measured = task.evaluate(samples=TextWindows(ids, CONTEXT))
     scored = task.score(text[0], text[1:])
-    assert -scored.total == pytest.approx(measured["loss"] * measured["targets"], rel=1e-9)
+    assert -scored.total == pytest.approx(measured["loss"] * measured["num_targets"], rel=1e-9)
     assert -scored.average == pytest.approx(measured["loss"], rel=1e-9)
     assert len(scored.log_probs) == CONTEXT
     parts = task.score(text[:5], text[5:9]), task.score(text[:9], text[9:])
@@ -147,13 +148,14 @@ def test_a_document_is_scored_from_its_end_token(bordered: TextGeneration) -> No
 
 def test_where_text_starts_without_a_prompt(task: TextGeneration, bordered: TextGeneration, tmp_path: Path) -> None:
     assert task.prompt_ids(None) == (task.tokenizer.encode("\n").tolist(), [])
-    with pytest.raises(UserError, match="cannot start from nothing"):
+    with pytest.raises(UserError, match="needs some text to continue"):
         task.generate("")
     assert bordered.prompt_ids(None) == bordered.prompt_ids("") == ([bordered.tokenizer.specials["end"]], [])
     one_line = with_model(task_on(written(tmp_path, "all on one line " * 40)))
-    with pytest.raises(UserError, match="cannot start from nothing"):
+    with pytest.raises(UserError, match="needs some text to continue"):
         one_line.generate()
-    assert one_line.example() == ""
+    with pytest.raises(UserError, match="needs some text to continue"):
+        example_of(one_line)
 
 
 def test_a_long_prompt_keeps_its_last_part_with_a_warning(task: TextGeneration) -> None:
@@ -182,7 +184,7 @@ def test_line_ends_in_prompts_are_read_as_in_training(task: TextGeneration, tmp_
     free = {"max_new_tokens": 60, "seed": 1, "temperature": 3.0}
     assert task.generate("One", stop=["\r\n"], **free) == task.generate("One", stop=["\n"], **free)
     assert "\n" not in task.generate("One", stop=["\r\n"], **free)
-    kept = with_model(task_on(written(tmp_path, RHYME.replace("\n", "\r\n") * 8), newlines="keep"))
+    kept = with_model(task_on(written(tmp_path, RHYME.replace("\n", "\r\n") * 8), normalize_newlines=False))
     assert kept.tokenizer.decode(kept.prompt_ids("One\r\n")[0]) == "One\r\n"
 
 
@@ -191,7 +193,7 @@ def test_line_ends_in_prompts_are_read_as_in_training(task: TextGeneration, tmp_
     [
         ("What is ☃ this?", ["--prompt", "'☃' (U+2603)", "byte-bpe"]),
         ("half \ud83d of", ["--prompt", "U+D83D", "surrogate"]),
-        ("", ["--prompt", "nothing"]),
+        ("", ["--prompt", "needs some text"]),
     ],
     ids=["unseen", "surrogate", "empty"],
 )
@@ -207,7 +209,7 @@ def test_unknown_words_are_named_and_go_through(tmp_path: Path) -> None:
     task = with_model(task_on(written(tmp_path), tokenizer="word", vocab_size=100))
     with pytest.warns(UserWarning, match="does not know 1 word: 'zebra'"):
         task.generate("One, zebra", max_new_tokens=3)
-    result = task.use("score", ScoreOptions("One", " zebra"), lambda piece: None)
+    result = actions_of(TextGeneration)["score"].run(task, ScoreOptions("One", " zebra"), lambda piece: None)
     assert any("zebra" in note for note in result["notes"])
 
 
@@ -233,11 +235,11 @@ def test_any_text_goes_through_bytes(tmp_path: Path) -> None:
         ({"repetition_penalty": 0.5}, ["--repetition-penalty"]),
         ({"max_new_tokens": -1}, ["--max-new-tokens"]),
         ({"max_new_tokens": 1.5}, ["max_new_tokens", "1.5"]),
-        ({"samples": 0}, ["--samples 0"]),
-        ({"beam": 0}, ["--beam 0"]),
-        ({"beam": 2, "top_k": 5}, ["--top-k", "--beam"]),
-        ({"length_penalty": 0.5}, ["--length-penalty", "--beam"]),
-        ({"beam": 2, "length_penalty": math.nan}, ["--length-penalty nan"]),
+        ({"num_samples": 0}, ["--num-samples 0"]),
+        ({"num_beams": 0}, ["--num-beams 0"]),
+        ({"num_beams": 2, "top_k": 5}, ["--top-k", "--num-beams"]),
+        ({"length_penalty": 0.5}, ["--length-penalty", "--num-beams"]),
+        ({"num_beams": 2, "length_penalty": math.nan}, ["--length-penalty nan"]),
         ({"stop": [""]}, ["--stop"]),
         ({"stop": 3}, ["stop", "list"]),
         ({"tempratur": 1.0}, ["tempratur", "temperature"]),
@@ -255,8 +257,8 @@ def test_options_that_cannot_be(options: dict[str, Any], words: list[str], task:
 
 def test_one_text_is_one_sample(task: TextGeneration) -> None:
     with pytest.raises(UserError, match="generate_all"):
-        task.generate("One", samples=2)
-    for options in ({"samples": 2}, {"beam": 2}):
+        task.generate("One", num_samples=2)
+    for options in ({"num_samples": 2}, {"num_beams": 2}):
         with pytest.raises(UserError, match="one sample"):
             task.stream("One", **options)
 
@@ -265,7 +267,11 @@ def test_weights_that_are_not_finite_are_noticed(tmp_path: Path) -> None:
     task = with_model(task_on(written(tmp_path)))
     with torch.no_grad():
         task.model.lm_head.bias[0] = math.nan  # type: ignore[union-attr,index]
-    for use in (lambda: task.generate("One"), lambda: task.generate("One", beam=2), lambda: task.score("One", "O")):
+    for use in (
+        lambda: task.generate("One"),
+        lambda: task.generate("One", num_beams=2),
+        lambda: task.score("One", "O"),
+    ):
         with pytest.raises(UserError, match="not finite"):
             use()
 
@@ -275,13 +281,21 @@ def test_weights_that_are_not_finite_are_noticed(tmp_path: Path) -> None:
 
 def test_use_shows_while_it_makes(task: TextGeneration) -> None:
     shown: list[str] = []
-    result = task.use("generate", GenerateOptions("One", max_new_tokens=7), shown.append)
+    result = actions_of(TextGeneration)["generate"].run(task, GenerateOptions("One", max_new_tokens=7), shown.append)
     assert shown == ["One", *result["text"], "\n"]
     assert result["texts"] == [result["text"]] == [task.generate("One", max_new_tokens=7)]
 
 
+def example_of(task: TextGeneration) -> str:
+    """What is shown after training."""
+    generate, shown = actions_of(TextGeneration)["generate"], []
+    assert generate.example is not None
+    generate.run(task, GenerateOptions(**generate.example(task)), shown.append)
+    return "".join(shown)
+
+
 def test_the_example_is_the_same_each_time(task: TextGeneration) -> None:
-    assert task.example() == task.example() == task.generate(max_new_tokens=300)
+    assert example_of(task) == example_of(task) == "\n".join((task.generate(max_new_tokens=300), ""))
 
 
 def test_one_stop_string_need_not_be_a_list_and_one_prompt_is_a_text(task: TextGeneration) -> None:

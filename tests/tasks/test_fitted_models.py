@@ -115,9 +115,7 @@ def test_another_run_is_replaced_once_the_new_one_can_be_used(
     assert not (out / ".replaced").exists()
 
 
-def test_the_command_line_reports_the_fit(
-    sums: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_reports_the_fit(sums: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["train", sums, "--task", FITTED, "--out", str(out), "--json"]) == 0
     printed = capsys.readouterr()

@@ -8,6 +8,7 @@ from sharded import folder_of, make, prose
 from tiny_cli import SETTINGS
 
 import tokenloom
+from tokenloom.config import flag
 from tokenloom.data.pretokenized import TokenizationSettings
 from tokenloom.data.pretokenized import streaming as streams
 from tokenloom.data.pretokenized.build import tokenize
@@ -106,11 +107,11 @@ def test_resuming_with_other_shards_is_refused(tokens: PretokenizedCorpus, folde
 def test_a_run_on_shards_is_measured(tokens: PretokenizedCorpus, run: Path, folder: Path, tmp_path: Path) -> None:
     task = tokenloom.load(run)
     held = task.evaluate()
-    assert held["targets"] == tokens.total("validation", "tokens") - 1
+    assert held["num_targets"] == tokens.total("validation", "tokens") - 1
     everything = task.evaluate(str(tokens.folder))
-    assert everything["targets"] == len(tokens.all_ids()) - 1
+    assert everything["num_targets"] == len(tokens.all_ids()) - 1
     one = task.evaluate(str(folder / "001.txt"))
-    assert one["targets"] == 4001
+    assert one["num_targets"] == 4001
     assert task.generate("the ", max_new_tokens=5)
     other = make(folder, tmp_path / "bpe", tokenizer="byte-bpe", vocab_size=300)
     with pytest.raises(UserError, match="another tokenizer"):
@@ -118,7 +119,7 @@ def test_a_run_on_shards_is_measured(tokens: PretokenizedCorpus, run: Path, fold
 
 
 def test_validation_may_be_another_text(tokens: PretokenizedCorpus, folder: Path) -> None:
-    events = list(tokenloom.start_session(str(tokens.folder), validation=str(folder / "001.txt"), **TINY))
+    events = list(tokenloom.start_session(str(tokens.folder), val_data=str(folder / "001.txt"), **TINY))
     assert events[0].report["extra"]["validated"].startswith("on ")  # type: ignore[union-attr]
     assert not any(isinstance(event, Baseline) for event in events)
 
@@ -128,20 +129,21 @@ def test_validation_may_be_another_text(tokens: PretokenizedCorpus, folder: Path
     [
         {"vocab_size": 300},
         {"tokenizer": "word"},
-        {"borders": False},
+        {"separate_documents": False},
         {"val_fraction": 0.3},
-        {"column": "text"},
+        {"split_seed": 1},
+        {"text_column": "text"},
         {"encoding": "latin-1"},
-        {"newlines": "keep"},
+        {"normalize_newlines": False},
     ],
     ids=str,
 )
 def test_what_the_folder_has_decided_cannot_be_set(setting: dict[str, Any], tokens: PretokenizedCorpus) -> None:
     (name,) = setting
-    with pytest.raises(UserError, match=f"--{name} .*tokenized already") as refused:
+    with pytest.raises(UserError, match=f"{flag(name)} .*already tokenized") as refused:
         tokenloom.train(str(tokens.folder), **TINY, **setting)
     assert "\n" not in str(refused.value)
-    tokenloom.train(str(tokens.folder), **{**TINY, "steps": 1}, tokenizer="char", borders=True)
+    tokenloom.train(str(tokens.folder), **{**TINY, "steps": 1}, tokenizer="char", separate_documents=True)
 
 
 def test_line_ends_stay_what_they_were_tokenized_as(tmp_path: Path) -> None:
@@ -149,9 +151,9 @@ def test_line_ends_stay_what_they_were_tokenized_as(tmp_path: Path) -> None:
     path.write_bytes(b"one line\r\nanother\r\n" * 60)
     made = make(path, tmp_path / "tokens", normalize_newlines=False)
     task = tokenloom.train(str(made.folder), out=tmp_path / "run", **TINY)
-    assert task.as_read("a\r\n") == "a\r\n"
-    assert tokenloom.load(tmp_path / "run").as_read("a\r\n") == "a\r\n"
-    assert tokenloom.load(tmp_path / "run").evaluate()["targets"] > 10
+    assert task.normalize("a\r\n") == "a\r\n"
+    assert tokenloom.load(tmp_path / "run").normalize("a\r\n") == "a\r\n"
+    assert tokenloom.load(tmp_path / "run").evaluate()["num_targets"] > 10
 
 
 def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
@@ -167,15 +169,15 @@ def test_unknown_words_have_no_line_to_beat(tmp_path: Path) -> None:
 
 def test_the_line_to_beat_is_counted_on_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CHARACTERS", 8000)
-    monkeypatch.setattr(module, "MOST_COUNTED", 6000)
-    monkeypatch.setattr(module, "MOST_ASKED", 1500)
+    monkeypatch.setattr(module, "MAX_COUNTED", 6000)
+    monkeypatch.setattr(module, "MAX_EVALUATED", 1500)
     source = folder_of(tmp_path / "docs", [3000] * 10)
     made = tokenize(source, tmp_path / "t", TokenizationSettings(shard_bytes=4000), workers=1, extra=manifest_baseline)
     kept = made.content["baseline"]
     assert "counted on 6,0" in kept["note"] or "counted on 5,9" in kept["note"]
-    assert "asked for 1," in kept["note"]
+    assert "evaluated on 1," in kept["note"]
     monkeypatch.undo()
-    whole = module.baseline_of(made)
+    whole = module._compute_baseline(made)
     assert isinstance(whole, Baseline)
     assert kept["value"] == pytest.approx(whole.value, rel=0.15)
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tasks.untrained import RHYME, SIZES, task_on, with_model, written
+from tasks.untrained import RHYME, SIZES, all_ids, task_on, with_model, written
 from traps import MARKERS, TEXTS, TextTrap
 
 import tokenloom
+from tokenloom.cli.metrics import metric_lines
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream
@@ -83,10 +84,10 @@ def test_every_way_to_end_a_line_gives_the_same_ids(tmp_path: Path) -> None:
     encoded = []
     for mark, end in (("", "\n"), ("", "\r\n"), ("", "\r"), ("\ufeff", "\r\n")):
         task = task_on(written(tmp_path, mark + end.join(lines)))
-        encoded.append((task.tokenizer.to_json(), task.load_samples(str(task.source)).ids.tolist()))
+        encoded.append((task.tokenizer.to_json(), all_ids(task, str(task._source)).tolist()))
     assert all(one == encoded[0] for one in encoded)
-    kept = task_on(written(tmp_path, "\r\n".join(lines)), newlines="keep")
-    ids_kept = kept.load_samples(str(kept.source)).ids
+    kept = task_on(written(tmp_path, "\r\n".join(lines)), normalize_newlines=False)
+    ids_kept = all_ids(kept, str(kept._source))
     assert kept.tokenizer.decode(ids_kept).encode() == "\r\n".join(lines).encode()
 
 
@@ -97,24 +98,24 @@ def test_an_encoding_is_kept_with_the_run(tmp_path: Path) -> None:
     run = load(tmp_path / "run")
     assert isinstance(run, TextGeneration)
     assert "é" in run.tokenizer.to_json()["characters"]
-    assert run.evaluate()["targets"] == len(text) - int(0.9 * len(text)) - 1
+    assert run.evaluate()["num_targets"] == len(text) - int(0.9 * len(text)) - 1
 
 
 def test_a_validation_text_of_its_own(tmp_path: Path) -> None:
     data, held = written(tmp_path), written(tmp_path, "Six, five, ☃ shut my door.\n", "held.txt")
-    task = TextGeneration(TextGenerationSettings(**SIZES, validation=str(held)))
-    material = task.prepare(str(data))
-    assert isinstance(material.training, TextWindows)
+    task = TextGeneration(TextGenerationSettings(**SIZES, val_data=str(held)))
+    material = task.load(str(data))
+    assert isinstance(material.train, TextWindows)
     assert isinstance(material.validation, TextWindows)
-    assert task.tokenizer.decode(material.training.ids) == data.read_text("utf-8")
+    assert task.tokenizer.decode(material.train.ids) == data.read_text("utf-8")
     assert task.tokenizer.decode(material.validation.ids) == held.read_text("utf-8")
-    assert any("☃" in line for line in material.lines), "a character that training never shows is announced"
+    assert any("☃" in line for line in material.report.lines()), "a character that training never shows is announced"
 
 
 def test_merges_are_learnt_from_the_training_part_alone(tmp_path: Path) -> None:
     data = written(tmp_path, "ab " * 300)
     held = written(tmp_path, "xyz " * 300, "held.txt")
-    task = task_on(data, validation=str(held), tokenizer="bpe", vocab_size=20)
+    task = task_on(data, val_data=str(held), tokenizer="bpe", vocab_size=20)
     tokens = {task.tokenizer.token_text(i) for i in range(task.tokenizer.vocab_size)}
     assert {"x", "y", "z"} <= tokens
     assert not any("xy" in token or "yz" in token for token in tokens)
@@ -123,15 +124,15 @@ def test_merges_are_learnt_from_the_training_part_alone(tmp_path: Path) -> None:
 
 def test_the_report_names_tokens_tokenizer_and_what_was_derived(tmp_path: Path) -> None:
     task = TextGeneration(TextGenerationSettings(size="large", tokenizer="byte-bpe", vocab_size=5000))
-    material = task.prepare(str(written(tmp_path)))
-    fields = dict(line.split(":", 1) for line in material.lines)
+    material = task.load(str(written(tmp_path)))
+    fields = dict(line.split(":", 1) for line in material.report.lines())
     assert "5,000" not in fields["tokens"], "there are no more ids than the text has pairs for"
     assert "byte-bpe" in fields["tokenizer"]
     assert "merges" in fields["note"]
     context = task.model_config["context"]
     assert fields["context"].split() == f"{context} tokens instead of 512, since the text is short".split()
-    assert {line.index(line.split(":", 1)[1].lstrip()) for line in material.lines} == {12}, "all in one column"
-    json.dumps(material.report)
+    assert {line.index(line.split(":", 1)[1].lstrip()) for line in material.report.lines()} == {12}, "all in one column"
+    json.dumps(material.report.as_dict())
 
 
 # Documents and their borders.
@@ -147,10 +148,10 @@ def table(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_rows_are_documents_with_borders_between(kind: str, tmp_path: Path) -> None:
-    task = TextGeneration(TextGenerationSettings(**SIZES, column="words"))
-    material = task.prepare(str(table(tmp_path, kind)))
-    assert isinstance(material.training, TextWindows)
-    ids = material.training.ids
+    task = TextGeneration(TextGenerationSettings(**SIZES, text_column="words"))
+    material = task.load(str(table(tmp_path, kind)))
+    assert isinstance(material.train, TextWindows)
+    ids = material.train.ids
     end = task.tokenizer.specials["end"]
     rows = task.tokenizer.decode(ids).count("is only text")
     assert (ids == end).sum() == rows + 1
@@ -161,17 +162,17 @@ def test_rows_are_documents_with_borders_between(kind: str, tmp_path: Path) -> N
 
 def test_borders_can_be_had_and_left_out(tmp_path: Path) -> None:
     rows = table(tmp_path, "jsonl")
-    without = task_on(rows, column="words", borders=False)
+    without = task_on(rows, text_column="words", separate_documents=False)
     assert without.tokenizer.specials == {}
     single = written(tmp_path)
     assert task_on(single).tokenizer.specials == {}
-    assert task_on(single, borders=True).tokenizer.specials != {}
+    assert task_on(single, separate_documents=True).tokenizer.specials != {}
 
 
 def test_windows_with_borders_are_packed_documents(tmp_path: Path) -> None:
     """Within a window no token sees another document, and positions count from each border."""
-    task = with_model(task_on(table(tmp_path, "jsonl"), column="words", context=150))
-    samples = task.load_samples(str(task.source))
+    task = with_model(task_on(table(tmp_path, "jsonl"), text_column="words", context=150))
+    samples = task.load(str(task._source), for_evaluation=True).validation
     end = task.tokenizer.specials["end"]
     batch = collated(task, samples)
     text = batch["text"]
@@ -192,7 +193,7 @@ def test_windows_with_borders_are_packed_documents(tmp_path: Path) -> None:
 
 def test_markers_in_a_text_without_borders_are_learnt_as_text(tmp_path: Path) -> None:
     task = task_on(written(tmp_path, MARKERS * 20))
-    assert task.tokenizer.decode(task.load_samples(str(task.source)).ids) == MARKERS * 20
+    assert task.tokenizer.decode(all_ids(task, str(task._source))) == MARKERS * 20
 
 
 def test_a_vocabulary_above_two_bytes_keeps_its_ids(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_vocabulary_above_two_bytes_keeps_its_ids(tmp_path: Path) -> None:
     )
     task = task_on(written(tmp_path, characters), tokenizer="char")
     assert task.tokenizer.vocab_size == 70000
-    ids = task.load_samples(str(task.source)).ids
+    ids = all_ids(task, str(task._source))
     assert int(ids.max()) == 69999
     assert task.tokenizer.decode(ids) == characters
 
@@ -242,21 +243,21 @@ def plain_losses(task: TextGeneration, ids: Any) -> list[float]:
 def test_metrics_by_hand(preset: str, tmp_path: Path) -> None:
     task = with_model(task_on(written(tmp_path), preset=preset))
     other = written(tmp_path, "ive, six, pick up shoe. " * 4 + "One", "other.txt")
-    ids = task.load_samples(str(other)).ids
+    ids = all_ids(task, str(other))
     losses = plain_losses(task, ids)
     measured = task.evaluate(str(other))
     n = len(losses)
     nats = sum(losses) / n
     assert measured["loss"] == pytest.approx(nats, rel=1e-9)
-    assert measured["targets"] == n == len(ids) - 1
-    assert measured["bits"] == pytest.approx(nats / math.log(2), rel=1e-9)
+    assert measured["num_targets"] == n == len(ids) - 1
+    assert measured["bits_per_token"] == pytest.approx(nats / math.log(2), rel=1e-9)
     assert measured["perplexity"] == pytest.approx(math.exp(nats), rel=1e-9)
-    assert measured["bits_per_byte"] == pytest.approx(measured["bits"], rel=1e-9), "characters of one byte"
-    assert measured["window"] == 16
+    assert measured["bits_per_byte"] == pytest.approx(measured["bits_per_token"], rel=1e-9), "characters of one byte"
+    assert measured["context"] == 16
     # 1.96 standard errors of a ratio, with the windows as the independent units.
     windows = [losses[k : k + 16] for k in range(0, n, 16)]
     off = sum((sum(w) - nats * len(w)) ** 2 for w in windows) * len(windows) / (len(windows) - 1)
-    assert measured["interval"] == pytest.approx(1.96 * math.sqrt(off) / n, rel=1e-9)
+    assert measured["loss_ci95"] == pytest.approx(1.96 * math.sqrt(off) / n, rel=1e-9)
     for batch in (1, 3, 1000):
         assert task.evaluate(str(other), batch_size=batch) == pytest.approx(measured, rel=1e-9)
 
@@ -271,7 +272,7 @@ def test_explicit_windows_can_be_measured(tmp_path: Path) -> None:
 
     expected = [loss for start in (3, 40, 11) for loss in plain_losses(task, ids[start : start + 17])]
     measured = task.evaluate(samples=Chosen(ids, 16))
-    assert measured["targets"] == 48
+    assert measured["num_targets"] == 48
     assert measured["loss"] == pytest.approx(sum(expected) / 48, rel=1e-9)
 
 
@@ -279,8 +280,8 @@ def test_one_window_has_no_interval_and_says_none(tmp_path: Path) -> None:
     task = with_model(task_on(written(tmp_path)))
     other = written(tmp_path, "One, two", "other.txt")
     measured = task.evaluate(str(other))
-    assert math.isnan(measured["interval"])
-    assert "±" not in task.metric_lines(measured)[0]
+    assert math.isnan(measured["loss_ci95"])
+    assert "±" not in metric_lines(task.metrics, measured)[0]
 
 
 def test_bits_per_byte_are_bits_of_the_text_over_its_bytes(tmp_path: Path) -> None:
@@ -292,11 +293,11 @@ def test_bits_per_byte_are_bits_of_the_text_over_its_bytes(tmp_path: Path) -> No
     for settings in ({}, {"tokenizer": "byte-bpe", "vocab_size": 300}, {"tokenizer": "bpe"}):
         task = with_model(task_on(data, **settings))
         other = written(tmp_path, text, "other.txt")
-        ids = task.load_samples(str(other)).ids
+        ids = all_ids(task, str(other))
         measured = task.evaluate(str(other))
-        bits = measured["loss"] * measured["targets"] / math.log(2)
+        bits = measured["loss"] * measured["num_targets"] / math.log(2)
         assert measured["bits_per_byte"] == pytest.approx(bits / (len(text.encode()) - 1), rel=1e-9)
-        assert measured["targets"] == len(ids) - 1
+        assert measured["num_targets"] == len(ids) - 1
         counts.add(len(ids))
     assert len(counts) == 3
 
@@ -307,16 +308,21 @@ def test_unknown_words_leave_no_bits_per_byte(tmp_path: Path) -> None:
     known, unknown = written(tmp_path, "One, two", "known.txt"), written(tmp_path, "One, zebra, zebra", "unknown.txt")
     measured = task.evaluate(str(known))
     assert measured["bits_per_byte"] > 0
-    assert "unknown" not in measured
+    assert "unk_rate" not in measured
     measured = task.evaluate(str(unknown))
     assert math.isnan(measured["bits_per_byte"])
     # "One" is given; ", ", "zebra", ", ", "zebra" are asked for.
-    assert measured["unknown"] == pytest.approx(2 / measured["targets"])
-    assert "none, since" in "\n".join(task.metric_lines(measured))
-    material = task.prepare(str(data))
-    assert task.baseline(material) is not None
-    held = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="word", validation=str(unknown)))
-    assert held.baseline(held.prepare(str(data))) is None, "an n-gram that spells them cannot be compared"
+    assert measured["unk_rate"] == pytest.approx(2 / measured["num_targets"])
+    lines = metric_lines(task.metrics, measured)
+    assert "bits per byte:  undefined" in lines
+    assert "unknown words:  33.33%" in lines
+    material = task.load(str(data))
+    assert material.baseline is not None
+    assert material.baseline() is not None
+    held = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="word", val_data=str(unknown)))
+    evaluate_baseline = held.load(str(data)).baseline
+    assert evaluate_baseline is not None
+    assert evaluate_baseline() is None, "an n-gram that spells them cannot be compared"
 
 
 # The line to beat.
@@ -334,16 +340,19 @@ def test_the_baseline_is_the_ngram_on_the_same_targets(tmp_path: Path) -> None:
     model = Ngram.fit([ids_of(text[:cut], characters)], len(characters), 6)
     log_probs = model.log_probs(ids_of(text[cut:], characters))
     task = TextGeneration(TextGenerationSettings(**SIZES))
-    baseline = task.baseline(task.prepare(str(data)))
+    evaluate_baseline = task.load(str(data)).baseline
+    assert evaluate_baseline is not None
+    baseline = evaluate_baseline()
     assert baseline is not None
     assert baseline.value == pytest.approx(-log_probs[1:].mean(), rel=1e-12)
     assert baseline.unit == "nats a token"
     assert "order-6" in baseline.name
     # For other tokens it is the same nats, shared out among fewer.
     task = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="byte-bpe", vocab_size=290))
-    material = task.prepare(str(data))
+    material = task.load(str(data))
     assert isinstance(material.validation, TextWindows)
-    baseline = task.baseline(material)
+    assert material.baseline is not None
+    baseline = material.baseline()
     assert baseline is not None
     held = material.validation.ids
     skip = len(task.tokenizer.decode(held[:1]))
@@ -351,20 +360,21 @@ def test_the_baseline_is_the_ngram_on_the_same_targets(tmp_path: Path) -> None:
 
 
 def test_the_baseline_with_borders_is_asked_for_every_character(tmp_path: Path) -> None:
-    task = TextGeneration(TextGenerationSettings(**SIZES, column="words"))
-    material = task.prepare(str(table(tmp_path, "jsonl")))
-    assert isinstance(material.training, TextWindows)
+    task = TextGeneration(TextGenerationSettings(**SIZES, text_column="words"))
+    material = task.load(str(table(tmp_path, "jsonl")))
+    assert isinstance(material.train, TextWindows)
     assert isinstance(material.validation, TextWindows)
     end = task.tokenizer.specials["end"]
     parts = [
         [document for document in np.split(ids, np.flatnonzero(ids == end)) if len(document) > 1]
-        for ids in (material.training.ids.astype(np.int64), material.validation.ids.astype(np.int64))
+        for ids in (material.train.ids.astype(np.int64), material.validation.ids.astype(np.int64))
     ]
     training, validation = ([document[1:] for document in part] for part in parts)
     # Characters that occur nowhere would only widen the n-gram's vocabulary.
     model = Ngram.fit(training, task.tokenizer.vocab_size - 1, 6)
     nats = -sum(model.log_probs(document).sum() for document in validation)
-    baseline = task.baseline(material)
+    assert material.baseline is not None
+    baseline = material.baseline()
     assert baseline is not None
     assert baseline.value == pytest.approx(nats / (len(material.validation.ids) - 1), rel=1e-12)
 
@@ -376,13 +386,13 @@ def test_the_dial_gives_every_size_and_each_can_be_overridden(tmp_path: Path) ->
     data = written(tmp_path, RHYME * 100)
     for name, position in SIZE_PRESETS.items():
         task = TextGeneration(TextGenerationSettings(size=name))
-        task.sketch()
+        task.load(None)
         assert {key: task.model_config[key] for key in position.sizes} == position.sizes
         assert task.model_config["dropout"] == position.dropout
-        recipe = task.recipe(task.prepare(str(data)))
+        recipe = task.load(str(data)).recipe
         assert {key: recipe[key] for key in position.recipe} == position.recipe
-    task = task_on(data, context=24, width=20, depth=3, heads=5, dropout=0.25, kv_heads=1, window=9)
-    chosen = {"context": 24, "width": 20, "depth": 3, "heads": 5, "dropout": 0.25, "kv_heads": 1, "window": 9}
+    task = task_on(data, context=24, width=20, depth=3, heads=5, dropout=0.25, kv_heads=1, sliding_window=9)
+    chosen = {"context": 24, "width": 20, "depth": 3, "heads": 5, "dropout": 0.25, "kv_heads": 1, "sliding_window": 9}
     assert {key: task.model_config[key] for key in chosen} == chosen
     assert asdict(task.settings)["width"] == 20
     built = task.build_model(0)
@@ -411,22 +421,20 @@ def test_the_chapter_trains_in_its_own_way(tmp_path: Path) -> None:
     for _ in modern:
         pass
     assert modern.training.weight_decay_on == "matrices"
-    assert (
-        tokenloom.start_session(data, **SIZES, preset="classic", weight_decay_on="matrices", steps=3, threads=1)
-        is not None
-    )
+    both = {"preset": "classic", "weight_decay_on": "matrices", "steps": 3, "threads": 1}
+    assert tokenloom.start_session(data, **SIZES, **both) is not None
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"width": 0}, ["--width 0"]),
-        ({"window": 0}, ["--window 0"]),
+        ({"sliding_window": 0}, ["--sliding-window 0"]),
         ({"dropout": math.nan}, ["--dropout nan"]),
         ({"val_fraction": 0.0}, ["--val-fraction 0"]),
         ({"preset": "modrn"}, ["--preset modrn", "modern"]),
         ({"size": "smal"}, ["--size smal", "small"]),
-        ({"preset": "classic", "window": 4}, ["--window 4", "classic"]),
+        ({"preset": "classic", "sliding_window": 4}, ["--sliding-window", "classic"]),
     ],
 )
 def test_settings_that_cannot_be_are_refused_without_data(settings: dict[str, Any], words: list[str]) -> None:

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 from frame_helpers import VERSE
-from tokenloom.tasks._lm_families.base import sliding
-from tokenloom.tasks._lm_families.table import MODELS
+from tasks.untrained import all_ids
 
 import tokenloom
+from tokenloom.cli.metrics import metric_lines
 from tokenloom.data.samples import TextWindows
 from tokenloom.errors import UserError
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.recurrent import RecurrentLM
+from tokenloom.tasks._lm_families import FAMILIES, overlapping_nats
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import BatchContext
 
@@ -34,19 +35,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("settings", "flag"),
     [
-        ({"model": "rnn", "heads": 4}, "--heads 4 has no effect with --model rnn"),
-        ({"model": "lstm", "preset": "classic"}, "--preset classic"),
-        ({"model": "gru", "order": 3}, "--order 3"),
-        ({"model": "gpt", "burn_in": 10}, "--burn-in 10 has no effect with --model gpt"),
-        ({"model": "gpt", "smoothing": "add"}, "--smoothing add"),
-        ({"model": "ngram", "width": 32}, "--width 32"),
-        ({"model": "ngram", "size": "tiny"}, "--size tiny"),
-        ({"model": "bigram", "order": 3}, "--order 3: a bigram has order 2"),
-        ({"model": "ngram", "alpha": 0.5}, "--alpha has no effect with --smoothing kneser-ney"),
-        ({"model": "ngram", "smoothing": "add", "alpha": 0.0}, "--alpha 0.0: must be above 0"),
-        ({"model": "ngram", "order": 0}, "--order 0: must be at least 1"),
+        ({"model": "rnn", "heads": 4}, "--heads has no effect with --model rnn"),
+        ({"model": "lstm", "preset": "classic"}, "--preset has no effect with --model lstm"),
+        ({"model": "gru", "ngram_order": 3}, "--ngram-order has no effect with --model gru"),
+        ({"model": "gpt", "burn_in": 10}, "--burn-in has no effect with --model gpt"),
+        ({"model": "gpt", "ngram_smoothing": "add-k"}, "--ngram-smoothing has no effect with --model gpt"),
+        ({"preset": "classic", "sliding_window": 8}, "--sliding-window has no effect with --preset classic"),
+        ({"model": "ngram", "width": 32}, "--width has no effect with --model ngram"),
+        ({"model": "ngram", "size": "tiny"}, "--size has no effect with --model ngram"),
+        ({"model": "bigram", "ngram_order": 3}, "--ngram-order has no effect with --model bigram"),
+        ({"model": "ngram", "add_k": 0.5}, "--add-k has no effect with --ngram-smoothing kneser-ney"),
+        ({"model": "ngram", "ngram_smoothing": "add-k", "add_k": 0.0}, "--add-k 0.0: must be above 0"),
+        ({"model": "ngram", "ngram_order": 0}, "--ngram-order 0: must be from 1 to 64"),
         ({"model": "rnn", "burn_in": -1}, "--burn-in -1: must be at least 0"),
-        ({"model": "lstm", "size": "huge"}, "--size huge: no such size"),
+        ({"model": "lstm", "size": "huge"}, "--size huge: must be nano, tiny, small, medium or large"),
     ],
 )
 def test_settings_without_effect_are_refused_by_name(settings: dict[str, Any], flag: str) -> None:
@@ -54,7 +56,7 @@ def test_settings_without_effect_are_refused_by_name(settings: dict[str, Any], f
         TextGeneration(TextGenerationSettings(**settings))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", FAMILIES)
 def test_each_is_trained_saved_loaded_continued_and_scored(model: str, data: str, tmp_path: Path) -> None:
     settings = {"gpt": {**SMALL, "heads": 2, "depth": 1}, "rnn": SMALL, "lstm": SMALL, "gru": SMALL}
     task = tokenloom.train(data, model=model, out=tmp_path / "run", **settings.get(model, {"context": 12}))
@@ -71,35 +73,24 @@ def test_each_is_trained_saved_loaded_continued_and_scored(model: str, data: str
     assert scored.total == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_run_that_does_not_name_its_kind_is_a_gpt(data: str, tmp_path: Path) -> None:
-    task = tokenloom.train(data, out=tmp_path / "run", heads=2, depth=1, **SMALL)
-    path = tmp_path / "run/config.json"
-    config = json.loads(path.read_text("utf-8"))
-    del config["model"]["kind"]
-    for name in ("model", "burn_in", "order", "smoothing", "alpha"):
-        del config["settings"][name]
-    path.write_text(json.dumps(config), "utf-8")
-    assert tokenloom.load(tmp_path / "run").evaluate() == task.evaluate()
-
-
-# Running context.
+# Sliding context.
 
 
 def test_a_recurrent_network_is_measured_with_its_state_carried_through_the_whole_text(data: str) -> None:
     task: Any = tokenloom.train(data, model="gru", **SMALL)
-    ids = torch.from_numpy(task.prepare(data).validation.ids.astype(np.int64))
+    ids = torch.from_numpy(task.load(data).validation.ids.astype(np.int64))
     logs = task.model(Batch({"text": Stream(ids=ids[None, :-1])})).log_softmax(-1)
     expected = float(-logs[0].gather(1, ids[1:, None]).detach().mean())
     found = task.evaluate(context="sliding")
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
-    assert math.isinf(found["window"])
-    assert "with running context" in task.metric_lines(found)[-1]
-    assert found["targets"] == len(ids) - 1
+    assert math.isinf(found["context"])
+    assert metric_lines(task.metrics, found)[-1] == "context:        inf tokens"
+    assert found["num_targets"] == len(ids) - 1
 
 
 def test_an_ngram_is_measured_on_the_whole_text_at_once(data: str) -> None:
-    task: Any = tokenloom.train(data, model="ngram", order=4, threads=1)
-    ids = task.prepare(data).validation.ids
+    task: Any = tokenloom.train(data, model="ngram", ngram_order=4, threads=1)
+    ids = task.load(data).validation.ids
     expected = -task.model.ngram.log_probs(ids)[1:].mean()
     assert task.evaluate(context="sliding")["loss"] == pytest.approx(expected, rel=1e-12)
     assert task.evaluate(context=1)["loss"] > task.evaluate(context=8)["loss"] > expected
@@ -107,17 +98,17 @@ def test_an_ngram_is_measured_on_the_whole_text_at_once(data: str) -> None:
 
 def test_a_gpt_slides_over_the_text_by_half_of_its_context(data: str) -> None:
     task: Any = tokenloom.train(data, heads=2, depth=1, **SMALL)
-    ids = task.prepare(data).validation.ids.astype(np.int64)[:40]
+    ids = task.load(data).validation.ids.astype(np.int64)[:40]
     C = 12
     with torch.no_grad():
-        found = sliding(task.model, ids, C, batch_size=2)
+        found = overlapping_nats(task.model, ids, C, batch_size=2)
         for place in range(1, len(ids)):
             # The window that ends at 12, 18, 24, … or at the end, the first that holds the target.
             end = C if place <= C else min(len(ids) - 1, C + -(-(place - C) // 6) * 6)
             before = torch.from_numpy(ids[end - C : place])[None]
             logs = task.model(Batch({"text": Stream(ids=before)})).log_softmax(-1)[0, -1]
             assert float(found[place - 1]) == pytest.approx(-float(logs[ids[place]]), rel=1e-4, abs=1e-6)
-        short = sliding(task.model, ids[:5], C)
+        short = overlapping_nats(task.model, ids[:5], C)
     assert len(short) == 4
 
 
@@ -127,7 +118,7 @@ def test_documents_are_measured_each_from_its_own_beginning(tmp_path: Path) -> N
     for n in range(12):
         (folder / f"{n}.txt").write_text(f"{n} {VERSE}", "utf-8")
     task: Any = tokenloom.train(str(folder), model="lstm", **SMALL)
-    ids = task.load_samples(str(folder)).ids.astype(np.int64)
+    ids = all_ids(task, str(folder)).astype(np.int64)
     (end,) = task.tokenizer.specials.values()
     cuts = np.flatnonzero(ids == end)
     assert len(cuts) == 13
@@ -137,7 +128,7 @@ def test_documents_are_measured_each_from_its_own_beginning(tmp_path: Path) -> N
         logs = task.model(Batch({"text": Stream(ids=part[None, :-1])})).log_softmax(-1)
         total -= float(logs[0].gather(1, part[1:, None]).detach().sum())
     found = task.evaluate(str(folder), context="sliding")
-    assert found["loss"] * found["targets"] == pytest.approx(total, rel=1e-5)
+    assert found["loss"] * found["num_targets"] == pytest.approx(total, rel=1e-5)
 
 
 def test_contexts_that_cannot_be_are_refused(data: str) -> None:
@@ -145,7 +136,7 @@ def test_contexts_that_cannot_be_are_refused(data: str) -> None:
     for context, why in (
         ("13", "reads at most 12 tokens at once"),
         ("0", "at least 1"),
-        ("all", "must be running, or"),
+        ("all", "must be sliding, or"),
     ):
         with pytest.raises(UserError, match=why):
             task.evaluate(context=context)
@@ -156,7 +147,7 @@ def test_contexts_that_cannot_be_are_refused(data: str) -> None:
 
 def test_a_training_window_comes_with_the_tokens_before_it(data: str) -> None:
     task = TextGeneration(TextGenerationSettings(model="lstm", context=10, burn_in=7, width=16))
-    training = task.prepare(data).training
+    training = task.load(data).train
     assert isinstance(training, TextWindows)
     keys = np.array([50, 3])
     batch = task.collate(training.take(keys), BatchContext(0, 0, keys))
@@ -164,7 +155,7 @@ def test_a_training_window_comes_with_the_tokens_before_it(data: str) -> None:
     assert batch["before"].tokens.tolist() == [ids[43:50].tolist(), [*ids[-4:], *ids[:3]]]
     assert batch["text"].tokens.tolist() == [ids[50:60].tolist(), ids[3:13].tolist()]
     assert batch.targets["loss"].tolist() == [ids[51:61].tolist(), ids[4:14].tolist()]
-    held = task.prepare(data).validation
+    held = task.load(data).validation
     batch = task.collate(held.take(np.array([0])), BatchContext(0, -1, np.array([0])))
     assert set(batch.streams) == {"text"}, "separate windows stand alone"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tokenloom.data.samples import TextWindows
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 
 RHYME = "One, two, buckle my shoe.\nThree, four, knock at the door.\nFive, six, pick up sticks.\n"
@@ -15,10 +16,16 @@ SIZES: dict[str, Any] = {"size": "nano", "context": 16, "width": 16, "depth": 2,
 
 def task_on(data: str | Path, **settings: Any) -> TextGeneration:
     """A task that has prepared some data."""
-    task = TextGeneration(TextGenerationSettings(**{**SIZES, **settings}))
-    task.source = str(data)
-    task.prepare(str(data))
+    task = TextGeneration(TextGenerationSettings(**{**SIZES, **settings}), str(data))
+    task.load(str(data))
     return task
+
+
+def all_ids(task: TextGeneration, source: str) -> Any:
+    """All ids of some data."""
+    samples = task.load(source, for_evaluation=True).validation
+    assert isinstance(samples, TextWindows)
+    return samples.ids
 
 
 def with_model(task: TextGeneration, seed: int = 0) -> TextGeneration:

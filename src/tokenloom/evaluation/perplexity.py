@@ -54,10 +54,10 @@ def documents_of(ids: NDArray[Any] | Run, border: int | None) -> Iterator[NDArra
         yield whole[first : last + 1]
 
 
-def block_sums(values: torch.Tensor, length: int) -> MetricSum:
+def block_sums(values: torch.Tensor, length: int, weight: float) -> MetricSum:
     """Return (N,) values of single tokens as sums over blocks of so many tokens, for a confidence interval."""
     block_of = torch.arange(len(values)) // length
-    sums = MetricSum()
+    sums = MetricSum(weight)
     sums.update(LossTerm(block_of.bincount(weights=values.double()), block_of.bincount()))
     return sums
 

@@ -345,7 +345,8 @@ class TextGeneration(TextDecoderTask):
         values = {"loss": self.sliding_nats(ids), "bytes": self._lengths(targets.device)[targets]}
         if UNKNOWN in self.tokenizer.specials:
             values[UNKNOWN] = targets == self.tokenizer.specials[UNKNOWN]
-        return {name: block_sums(value, self.model_config["context"]) for name, value in values.items()}
+        context = self.model_config["context"]
+        return {name: block_sums(value, context, weight=float(name == "loss")) for name, value in values.items()}
 
     def bits_per_sample(self, context: str | None = None) -> PerSampleLoss:
         """Return bits per byte on which runs are compared.

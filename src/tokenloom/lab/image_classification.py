@@ -43,7 +43,7 @@ def classifier(bench: Bench, data: str, **settings: Any) -> Classifier:
 
 def _train(bench: Bench, data: str, settings: dict[str, Any]) -> Classifier:
     settings = {"eval_every": settings["steps"], **settings}
-    training = tokenloom.fit(data, task="image-classification", seed=bench.seed, threads=1, **settings)
+    training = tokenloom.start_session(data, task="image-classification", seed=bench.seed, threads=1, **settings)
     accuracy, svm, stamps = float("nan"), float("nan"), []
     for event in training:
         if isinstance(event, StepFinished):

@@ -59,7 +59,7 @@ def _train(bench: Bench, tokenizer: str) -> Generator:
     size, data = ("8", QUICK) if bench.quick else ("12", FULL)
     settings |= {"image_tokenizer": tokenizer, "image_size": size, "eval_every": settings["steps"], **SIZES}
     began = time.process_time()
-    training = tokenloom.fit(data, task="image-generation", seed=bench.seed, threads=1, **settings)
+    training = tokenloom.start_session(data, task="image-generation", seed=bench.seed, threads=1, **settings)
     metrics: dict[str, float] = {}
     for event in training:
         if isinstance(event, StepFinished):

@@ -236,7 +236,7 @@ class PretokenizedCorpus:
         if tokenizer.fingerprint() != self.content["tokenizer"]["fingerprint"]:
             raise UserError(f"{path}: not the tokenizer that made these ids; {_AGAIN}")
         tokenizer.reason, tokenizer.notes = (
-            self.content["tokenizer"]["why"],
+            self.content["tokenizer"]["reason"],
             list(self.content["tokenizer"]["notes"]),
         )
         return tokenizer

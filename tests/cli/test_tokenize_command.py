@@ -29,7 +29,7 @@ def test_tokenize_then_train_then_measure(call: Call, folder: Path, tmp_path: Pa
     assert "shards:" in trained.err
     assert "baseline:" in trained.err
     assert trained.json["baseline"]["value"] > 0
-    assert call("evaluate", run, "--json").json["targets"] == made.json["validation"]["tokens"] - 1
+    assert call("evaluate", run, "--json").json["num_targets"] == made.json["validation"]["tokens"] - 1
     assert call("data", "check", out).out == f"{out}: all 2 shards are intact\n"
     assert call("data", "check", out, "--json").json["state"] == "good"
 

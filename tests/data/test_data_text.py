@@ -176,8 +176,6 @@ def test_an_option_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
         read_text(tmp_path, text_column="text")
     with pytest.raises(UserError, match=r"--encoding latin-1 does not apply.*python-docs"):
         read_text("python-docs", encoding="latin-1")
-    with pytest.raises(UserError, match="'crlf'"):
-        read_text(path, newlines="crlf")  # type: ignore[arg-type]
 
 
 def test_a_built_in_name_comes_before_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

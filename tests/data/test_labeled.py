@@ -125,7 +125,7 @@ def test_other_encodings_and_gzip(tmp_path: Path) -> None:
         (
             "text,a,b\none,1,x\ntwo,1,x\nthree,2,y\nfour,2,y\n",
             {},
-            "which column is the label? --label NAME says it: a, b",
+            "which column is the label? --label-column NAME says it: a, b",
         ),
         ("text,label,label\na,x,y\n", {}, "has 2 columns called 'label'"),
         ('text,label\n"a,x\n', {}, "a quote is not closed"),

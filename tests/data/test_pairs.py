@@ -124,7 +124,7 @@ def test_other_things_than_files_are_refused(tmp_path: Path) -> None:
         (str(tmp_path), "is a folder"),
         ("-", "read from a file"),
         (str(tmp_path / "none.csv"), "there is no file"),
-        ("python-docs", "python-docs holds no pairs"),
+        ("python-docs", "python-docs contains no pairs"),
     ):
         with pytest.raises(UserError, match=message):
             read_pairs(source)

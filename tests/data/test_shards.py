@@ -243,7 +243,7 @@ def test_the_fingerprint_is_that_of_the_content(made: PretokenizedCorpus, folder
 def test_many_shards_do_not_need_as_many_open_files(made: PretokenizedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenloom.data.pretokenized import shards
 
-    monkeypatch.setattr(shards, "_OPEN", 2)
+    monkeypatch.setattr(shards, "_MAX_OPEN", 2)
     ids = made.ids("training")
     assert len(ids.shards) > 3
     assert np.array_equal(ids[:], made.ids("training")[:])
@@ -325,7 +325,7 @@ def test_what_is_no_place_to_write_is_refused(made: PretokenizedCorpus, folder: 
     (tmp_path / "file").write_text("x")
     for out, match in (
         (tmp_path / "file", "is a file"),
-        (folder, "holds no tokenized text"),
+        (folder, "contains no tokenized text"),
         (made.folder, "finished; --overwrite"),
         (tmp_path / "file" / "inside", "cannot be written"),
     ):

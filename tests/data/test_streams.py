@@ -134,7 +134,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         assert str(refused.value) == str(whole.value)
     big = tmp_path / "big.json"
     big.write_text("[]")
-    monkeypatch.setattr(streams, "LARGEST_JSON", 1)
+    monkeypatch.setattr(streams, "MAX_JSON_BYTES", 1)
     with pytest.raises(UserError, match="JSON lines"):
         scan_text(open_text(big))
 

@@ -56,7 +56,7 @@ def test_universal_columns(tmp_path: Path) -> None:
         ("\tX\n", None, r"row 1 has no word"),
         ("only\nwords\n", None, r"row 1 has one column.*--labels punctuation"),
         ("a X\n", Columns(label=3), r"--label-column 3: .*columns 1 to 2"),
-        ("a X\n", Columns(word=2), r"--word-column 2 and --label-column 2 are the same"),
+        ("a X\n", Columns(word=2), r"--token-column 2 and --label-column 2 are the same"),
         ("-DOCSTART- O\n", None, r"there are no words"),
     ],
 )

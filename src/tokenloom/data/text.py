@@ -166,7 +166,7 @@ def _folder(root: Path, how: How) -> TextData:
             raise UserError(f"{shown_path(str(root))} is an empty folder")
         reasons = some((f"{name} ({reason})" for name, reason in skipped), 3)
         entries = counted(len(skipped), "entry", "entries")
-        raise UserError(f"{shown_path(str(root))} holds no text that can be read: {entries} skipped: {reasons}")
+        raise UserError(f"{shown_path(str(root))} contains no readable text: {entries} skipped: {reasons}")
     told = [f"{some(files, 3)}: {remark}" for remark, files in notes.items()]
     name = printable_path(root.resolve().name or str(root))
     return TextData(documents, True, name=name, skipped=skipped, notes=told)

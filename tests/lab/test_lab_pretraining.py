@@ -59,8 +59,8 @@ def test_two_in_five_tokens_are_asked_for_and_never_the_class_token(
     path = tmp_path / "read.txt"
     path.write_text("\n".join(f"a {word} is no {word} of mine" for word in ("red", "blue", "old", "new")), "utf-8")
     task = FillMask(FillMaskSettings(line_by_line=True, tokenizer="char", size="nano", context=32))
-    material = task.prepare(str(path))
-    samples = ListSamples([row[: 9 + n % 3] for n, row in enumerate(material.training.take(material.training.all()))])
+    prepared = task.load(str(path))
+    samples = ListSamples([row[: 9 + n % 3] for n, row in enumerate(prepared.train.take(prepared.train.all()))])
     monkeypatch.setattr(pretraining, "alike_long", lambda samples, batch, random: samples.all().repeat(200))
     [batch] = masked(task, samples, 0)(1)
     again = masked(task, samples, 0)(1)[0]

@@ -78,13 +78,13 @@ def test_every_sample_asks_for_something() -> None:
 
 def test_corruption_is_drawn_anew_each_epoch_and_stays_in_evaluation(run: tuple[FillMask, Path]) -> None:
     task, folder = run
-    material = task.prepare(str(folder / "rhyme.txt"))
-    batches = Batches(material.training, task.collate, batch_size=len(material.training), seed=3)
+    prepared = task.load(str(folder / "rhyme.txt"))
+    batches = Batches(prepared.train, task.collate, batch_size=len(prepared.train), seed=3)
     first, again, later = batches(0)[0], batches(0)[0], batches(1)[0]
     assert torch.equal(first["text"].tokens, again["text"].tokens)
     assert not torch.equal(first.targets["loss"], later.targets["loss"])
-    keys = material.validation.all()
-    samples = material.validation.take(keys)
+    keys = prepared.validation.all()
+    samples = prepared.validation.take(keys)
     together = task.collate(samples, BatchContext(0, -1, keys))
     alone = task.collate(samples[1:2], BatchContext(0, -1, keys[1:2]))
     n = alone["text"].tokens.shape[1]
@@ -93,9 +93,9 @@ def test_corruption_is_drawn_anew_each_epoch_and_stays_in_evaluation(run: tuple[
 
 def test_what_is_asked_is_what_was_there(run: tuple[FillMask, Path]) -> None:
     task, folder = run
-    material = task.prepare(str(folder / "rhyme.txt"))
-    keys = material.validation.all()
-    samples = material.validation.take(keys)
+    prepared = task.load(str(folder / "rhyme.txt"))
+    keys = prepared.validation.all()
+    samples = prepared.validation.take(keys)
     batch = task.collate(samples, BatchContext(0, -1, keys))
     assert bool((batch["text"].tokens[:, 0] == task.class_id).all())
     for row, ids in enumerate(samples):
@@ -150,8 +150,8 @@ def test_what_cannot_be_filled_in_is_said(run: tuple[FillMask, Path]) -> None:
 def test_lines_are_texts_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("".join(f"{'abcdefghij'[: 2 + n % 9]}\n" for n in range(20)) + "\n\n", "utf-8")
     task = FillMask(FillMaskSettings(line_by_line=True, context=6, width=16, depth=1, heads=2, tokenizer="char"))
-    material = task.prepare(str(tmp_path / "lines.txt"))
-    parts = material.training.take(material.training.all())
+    prepared = task.load(str(tmp_path / "lines.txt"))
+    parts = prepared.train.take(prepared.train.all())
     assert all(len(part) <= 5 for part in parts)
     assert all(task.tokenizer.decode(part) in "abcdefghij" for part in parts)
 

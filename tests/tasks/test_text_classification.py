@@ -13,6 +13,7 @@ from tokenloom.errors import UserError
 from tokenloom.tasks.text_classification import TextClassification
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.loop import evaluate
+from tokenloom.training.metrics import compute_metrics
 
 TINY = {"width": 16, "depth": 1, "heads": 2, "context": 24, "batch_size": 8, "threads": 1}
 NAMES = {"fruit": "apple pear plum fig", "very fast beast": "cow goat hen mule", "7": "saw axe nail file"}
@@ -98,7 +99,7 @@ def test_labels_never_learnt_count_as_wrong(run: tuple[Path, str], tmp_path: Pat
 def test_metrics_of_parts_make_those_of_the_whole(run: tuple[Path, str]) -> None:
     """As processes do it: each sees some of the samples, and the sums of all give accuracy, F1 and calibration."""
     task: Any = tokenloom.load(run[0])
-    samples = task.prepare(run[1]).training
+    samples = task.load(run[1]).train
     whole = evaluate(task, task.model, samples, batch_size=7)
     parts = [evaluate(task, task.model, type(samples)(samples.items[at::2]), batch_size=5) for at in (0, 1)]
     for name, total in parts[0].items():
@@ -109,7 +110,7 @@ def test_metrics_of_parts_make_those_of_the_whole(run: tuple[Path, str]) -> None
             return torch.cat([tensor, other[0] if tensor is mine[0] else other[1]])
 
         total.sums, total.counts = [joined(mine[0])], [joined(mine[1])]
-    assert task.metrics(parts[0]) == pytest.approx(task.metrics(whole))
+    assert compute_metrics(task, parts[0]) == pytest.approx(compute_metrics(task, whole))
 
 
 def test_balanced_classes_weigh_the_same(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_balanced_classes_weigh_the_same(tmp_path: Path) -> None:
         val_fraction=0.2,
         **TINY,
     )
-    samples = task.prepare(str(path)).training
+    samples = task.load(str(path)).train
     keys = samples.all()
     batch = task.collate(samples.take(keys), BatchContext(0, 0, keys))
     sums = task.compute_loss(task.model, batch)["loss"].sums
@@ -139,7 +140,7 @@ def test_balanced_classes_weigh_the_same(tmp_path: Path) -> None:
 
 def test_hidden_tokens_are_a_function_of_the_moment(run: tuple[Path, str]) -> None:
     task: Any = tokenloom.load(run[0])
-    samples = task.prepare(run[1]).training
+    samples = task.load(run[1]).train
     keys = samples.all()[:5]
     moment = BatchContext(3, 7, keys)
     batch = task.collate(samples.take(keys), moment)
@@ -189,5 +190,5 @@ def test_a_long_text_is_named(tmp_path: Path) -> None:
     rows = [f"text {i},{'ab'[i % 2]}" for i in range(20)] + ["word " * 200 + ",a"]
     path.write_text("\n".join(["text,label", *rows]), "utf-8")
     task: Any = TextClassification()
-    report = "\n".join(task.prepare(str(path)).lines)
+    report = "\n".join(task.load(str(path)).report.lines())
     assert "1 text longer than --context 128 tokens, truncated: a.csv:22" in report

@@ -8,9 +8,10 @@ import pytest
 
 import tokenloom
 from tokenloom.cli.main import main
+from tokenloom.cli.metrics import metric_lines
 from tokenloom.errors import UserError
-from tokenloom.tasks.base import PreparedData
-from tokenloom.tasks.token_classification import TokenClassification, TokenClassificationSettings
+from tokenloom.tasks.base import PreparedData, actions_of
+from tokenloom.tasks.token_classification import TagOptions, TokenClassification, TokenClassificationSettings
 
 TINY = {"context": 24, "width": 32, "depth": 1, "heads": 2, "threads": 1, "device": "cpu", "tokenizer": "char"}
 SIZES = {name: TINY[name] for name in ("context", "width", "depth", "heads", "tokenizer")}
@@ -29,18 +30,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenClassification, 
 
 def prepared(data: Path, **settings: Any) -> tuple[TokenClassification, PreparedData]:
     task = TokenClassification(TokenClassificationSettings(**{**SIZES, **settings}))
-    return task, task.prepare(str(data))
+    return task, task.load(str(data))
 
 
 def test_it_learns_names_and_measures_them(run: tuple[TokenClassification, Path]) -> None:
     task, _ = run
     metrics = task.evaluate()
-    assert metrics["f1/spans"] > 0.9
+    assert metrics["span_f1"] > 0.9
     assert metrics["macro_f1"] > 0.9
     assert metrics["accuracy"] > 0.9
-    assert metrics["support/B-LOC"] + metrics["support/B-PER"] <= metrics["num_words"]
-    lines = "\n".join(task.metric_lines(metrics))
-    assert "whole spans" in lines
+    support = {row["label"]: row["support"] for row in metrics["labels"]}
+    assert sum(support.values()) == metrics["num_words"]
+    lines = "\n".join(metric_lines(task.metrics, metrics))
+    assert "span F1" in lines
     assert "B-PER" in lines
 
 
@@ -78,9 +80,12 @@ def test_counting_taggers_are_measured_on_the_same_words(run: tuple[TokenClassif
     assert isinstance(fresh, TokenClassification)
     counted, metrics = fresh.count_baseline(3), task.evaluate()
     assert counted["num_words"] == metrics["num_words"]
-    assert counted["support/O"] == metrics["support/O"]
+    assert [row["support"] for row in counted["labels"]] == [row["support"] for row in metrics["labels"]]
     assert counted["accuracy"] > 0.9
-    baseline = fresh.baseline(fresh.prepare(fresh.source))
+    prepared = fresh.load(str(folder / "names.conll"))
+    assert prepared.baseline is not None
+    baseline = prepared.baseline()
+    assert baseline is not None
     assert baseline.value == pytest.approx(counted["loss"])
 
 
@@ -99,7 +104,7 @@ def test_long_sentences_and_long_words_are_named(tmp_path: Path) -> None:
     text = NAMES + "\n\n" + "\n".join(ROWS * 3) + f"\n\n{'ab' * 30} O\n"
     (tmp_path / "long.conll").write_text(text, "utf-8")
     task, material = prepared(tmp_path / "long.conll")
-    notes = "\n".join(line for line in material.lines if line.startswith("note"))
+    notes = "\n".join(line for line in material.report.lines() if line.startswith("note"))
     assert "split into windows that overlap" in notes
     assert "1 word longer than the context" in notes
     words = task._parts
@@ -107,7 +112,7 @@ def test_long_sentences_and_long_words_are_named(tmp_path: Path) -> None:
     counted = sum(
         int((targets >= 0).sum())
         for _, targets in (
-            *material.training.take(material.training.all()),
+            *material.train.take(material.train.all()),
             *material.validation.take(material.validation.all()),
         )
     )
@@ -123,12 +128,14 @@ def test_any_text_gives_labels_of_punctuation(tmp_path: Path) -> None:
     )
     assert isinstance(task, TokenClassification)
     metrics = task.evaluate()
-    assert metrics["f1/?"] > 0.9
-    assert metrics["f1/capital"] > 0.9
-    answer = task.use("predict", task.uses["predict"](["the cat no 3 sat did it it did"]), lambda text: None)
+    parts = {row["label"]: row["f1"] for row in metrics["label_parts"]}
+    assert parts["?"] > 0.9
+    assert parts["capital"] > 0.9
+    predict = actions_of(TokenClassification)["predict"]
+    answer = predict.run(task, TagOptions(["the cat no 3 sat did it it did"]))
     assert answer["sentences"][0]["text"] == "The cat, no. 3, sat. Did it? It did!"
-    table = "\n".join(task.metric_lines(metrics))
-    assert "none|lower" not in table, "the table shows the parts of labels"
+    table = "\n".join(metric_lines(task.metrics, metrics))
+    assert "capital" in table, "the parts of labels"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ import tokenloom
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
 from tokenloom.evaluation import translation as bleu
+from tokenloom.tasks._seq2seq import PairEvaluateOptions
+from tokenloom.tasks.base import actions_of
 from tokenloom.tasks.registry import guess_task
 from tokenloom.tasks.translation import Translation
+from tokenloom.training.metrics import compute_metrics
 
 Call = Callable[..., tuple[int, str, str]]
 WORDS = [a + b + c for a in "abcd" for b in "efgh" for c in ("", "a", "eh", "bad")]
@@ -127,7 +130,7 @@ def test_what_is_measured(trained: Translation, table: Path) -> None:
     right = sum(a == word[::-1] for a, word in zip(trained.translate(WORDS), WORDS, strict=True))
     assert everything["exact_match"] == right / len(WORDS)
     # Every token the likeliest after the true ones before it: that is what greedy choice gives.
-    assert trained.metrics(trained_totals(trained, str(table)))["exact_match"] == pytest.approx(
+    assert compute_metrics(trained, trained_totals(trained, str(table)))["exact_match"] == pytest.approx(
         everything["exact_match"]
     )
 
@@ -135,7 +138,7 @@ def test_what_is_measured(trained: Translation, table: Path) -> None:
 def trained_totals(task: Translation, data: str) -> Any:
     from tokenloom.training.loop import evaluate
 
-    return evaluate(task, task.model, task.load_samples(data))
+    return evaluate(task, task.model, task.load(data, for_evaluation=True).validation)
 
 
 def test_two_aligned_files_are_measured_as_the_table_of_their_lines(call: Call, run: Path, tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_two_aligned_files_are_measured_as_the_table_of_their_lines(call: Call, 
     for one in found:
         del one["seconds"], one["data"]
     assert found[0] == found[1]
-    assert found[0]["num_translated"] == len(WORDS)
+    assert found[0]["num_pairs"] == len(WORDS)
     (tmp_path / "ab.tgt").write_text("eh\n", "utf-8")
     code, _, err = call("evaluate", run, *ways[0])
     assert code == 2
@@ -162,7 +165,8 @@ def test_without_sacrebleu_the_rest_is_measured(trained: Translation, monkeypatc
     assert bleu.corpus_scores(["a"], ["a"]) == {}
     metrics = trained.evaluate()
     assert "bleu" not in metrics
-    assert any("pip install 'tokenloom[bleu]'" in line for line in trained.metric_lines(metrics))
+    notes = actions_of(Translation)["evaluate"].run(trained, PairEvaluateOptions())["notes"]
+    assert "pip install 'tokenloom[bleu]'" in notes[0]
 
 
 def test_a_loaded_run_translates_the_same(trained: Translation, run: Path) -> None:
@@ -244,12 +248,14 @@ def test_smoothing_is_for_training_alone(table: Path) -> None:
     plain, smooth = (Translation(Translation.Settings(size="nano", label_smoothing=s)) for s in (0.0, 0.2))
     batches = []
     for task in (plain, smooth):
-        samples = task.prepare(str(table)).training
+        samples = task.load(str(table)).train
         task.model = task.build_model(1)
         keys = samples.all()[:4]
         batches.append(task.collate(samples.take(keys), tokenloom.training.batches.BatchContext(0, 0, keys)))
     model = plain.model.eval()
-    assert torch.equal(plain.compute_loss(model, batches[0])["loss"].sums, smooth.loss(model, batches[1])["loss"].sums)
+    assert torch.equal(
+        plain.compute_loss(model, batches[0])["loss"].sums, smooth.compute_loss(model, batches[1])["loss"].sums
+    )
     model.train()
     logits, targets = model(batches[0]), batches[0].targets["loss"]
     found = smooth.compute_loss(model, batches[1])["loss"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MISSING = "not measured; pip install 'tokenloom[bleu]' brings sacrebleu"
+MISSING = "BLEU and chrF are not measured; pip install 'tokenloom[bleu]' brings sacrebleu"
 
 
 def corpus_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -60,12 +60,13 @@ def naive_bayes(bench: Bench) -> Outcome:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "speeches.jsonl"
         path.write_text("\n".join(json.dumps({"text": text, "label": name}) for text, name in items), "utf-8")
-        task.source = str(path)
-        material = task.prepare(task.source)
-    training, held = material.train, material.validation
+        prepared = task.load(str(path))
+    training, held = prepared.train, prepared.validation
     assert isinstance(training, LabeledSamples)
     assert isinstance(held, LabeledSamples)
-    learned = task.count(material)
+    assert prepared.fit is not None
+    learned = prepared.fit()
+    assert isinstance(learned, NaiveBayes)
     # What no text that was counted has says nothing, nor does white space: scikit-learn is not given these columns.
     said = learned.counts.sum(0).numpy() > 0
     (counts, labels), (asked, truth) = (counts_of(part, len(said)) for part in (training, held))

@@ -208,11 +208,11 @@ def read(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> F
     task = FillMask(FillMaskSettings(line_by_line=True, vocab_size=1_000, **SIZES))
     path = folder / "read.txt"
     path.write_text("\n".join(one.text for one in part), "utf-8")
-    material = task.prepare(str(path))
+    prepared = task.load(str(path))
     task.model = task.build_model(seed=bench.seed)
-    recipe = {**task.recipe(material), "minutes": None}
-    held = first(material.validation, 200)
-    batches = masked(task, material.train, bench.seed)
+    recipe = {**prepared.recipe, "minutes": None}
+    held = first(prepared.validation, 200)
+    batches = masked(task, prepared.train, bench.seed)
     train(task, batches, held, recipe, budget.reading, lambda share: bench.tell(0.5 * share))
     return task
 
@@ -227,15 +227,15 @@ def learned(
         if use == "class"
         else TokenClassification(TokenClassificationSettings())
     )
-    task.adopt_config(body)
+    initialization = task.init_from(body)
     task.settings = replace(task.settings, val_data=str(held))
-    material = task.prepare(str(few))
+    prepared = task.load(str(few))
     task.model = task.build_model(seed=seed)
     if init:
-        Origin("the body", body, task.init_from(body)).copy_into(task.model)
+        Origin("the pre-trained run", body, initialization).copy_into(task.model)
     recipe = {**ADAM, "lr": LEARNING_RATES[use, init]}
-    train(task, labeled(task, material.train, seed), first(material.validation, 16), recipe, budget.tuning)
-    return task.evaluate(samples=material.validation)
+    train(task, labeled(task, prepared.train, seed), first(prepared.validation, 16), recipe, budget.tuning)
+    return task.evaluate(samples=prepared.validation)
 
 
 @experiment(

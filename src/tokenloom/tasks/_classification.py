@@ -1,28 +1,28 @@
-"""What tasks share that give a whole text or image one label: metrics, tables by class, the confusion matrix."""
+"""What tasks share that give a whole text or image one label: terms and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, ones_like
 
-from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
-from tokenloom.evaluation import classification
-from tokenloom.plotting.heatmaps import confusion_table, draw_confusion
-from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks._legacy import PreparedData, Task
-from tokenloom.training.loop import evaluate
+from tokenloom.evaluation.classification import (
+    ClassScores,
+    class_rows,
+    confusion_matrix,
+    ece,
+    reliability,
+    wilson_interval,
+)
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
+from tokenloom.training.metrics import Metric
 from tokenloom.utils.names import some
 
-# The confusion matrix of more classes is too wide for a terminal: the most frequent confusions are listed instead.
-MAX_TABLE_CLASSES, TOP_CONFUSIONS = 12, 10
+Sums = Mapping[str, MetricSum]
 
 
 def metric_terms(logits: Tensor, targets: Tensor) -> LossTerms:
@@ -31,128 +31,78 @@ def metric_terms(logits: Tensor, targets: Tensor) -> LossTerms:
     `MetricSum` keeps the samples apart, so that any metric can be computed over a whole split.
     """
     confidence, prediction = logits.double().softmax(-1).max(-1)
-    ones = torch.ones_like(targets)
-    return {
-        "target": LossTerm(targets, ones, weight=0.0),
-        "prediction": LossTerm(prediction, ones, weight=0.0),
-        "confidence": LossTerm(confidence, ones, weight=0.0),
-    }
+    values = {"target": targets, "prediction": prediction, "confidence": confidence}
+    return {name: LossTerm(value, ones_like(targets), weight=0.0) for name, value in values.items()}
 
 
-class Classification(Task):
-    """A task whose loss adds `metric_terms` in evaluation. classes: the labels by number. things: what is labeled, in
-    the plural."""
+def classification_metrics(thing: str) -> tuple[Metric, ...]:
+    """Return the metrics of a task whose loss has `metric_terms` in evaluation, and which has `classes`.
 
-    things: ClassVar[str] = "texts"
-    unit: str = "nats/text"
-    classes: list[str]
-
-    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        targets, predictions, confidence = _samples_of(totals)
-        correct = int((targets == predictions).sum())
-        low, high = classification.wilson_interval(correct, len(targets))
-        by_class = classification.ClassScores.of(self._matrix(targets, predictions))
-        majority = np.bincount(targets[targets >= 0], minlength=len(self.classes)).max()
-        bins = classification.reliability(confidence, targets == predictions)
-        return {
-            "loss": totals["loss"].value,
-            "accuracy": correct / len(targets),
-            "accuracy_low": low,
-            "accuracy_high": high,
-            "macro_f1": by_class.macro_f1,
-            "ece": classification.ece(bins),
-            "majority_accuracy": float(majority / len(targets)),
-            f"num_{self.things}": float(len(targets)),
-        }
-
-    def check_known(self, source: str, labels: Sequence[str]) -> None:
-        """Raise UserError when none of the labels of other data is a class of this run."""
-        if not set(labels) & set(self.classes):
-            have = f"labels {some(labels, 10)}" if labels else "no labels"
-            raise UserError(f"{source}: has {have}; the classes of this run are {some(self.classes, 10)}")
-
-    def _matrix(self, targets: NDArray[np.int64], predictions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the confusion matrix; labels that are no class share one more row, where there are any."""
-        K = len(self.classes) + bool((targets < 0).any())
-        return classification.confusion_matrix(np.where(targets < 0, K - 1, targets), predictions, K)
-
-    def _tables(self, samples: Samples) -> dict[str, Any]:
-        targets, predictions, confidence = _samples_of(evaluate(self, self.model, samples))
-        matrix = self._matrix(targets, predictions)
-        names = [*self.classes, *["(not a class)"] * (len(matrix) - len(self.classes))]
-        return {
-            "classes": classification.class_rows(matrix, names),
-            "confusion": {"classes": names, "counts": matrix.tolist()},
-            "calibration": classification.reliability(confidence, targets == predictions),
-        }
-
-    def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:
-        tables = self._tables(material.validation)
-        if folder is not None:
-            _draw_confusion(tables["confusion"], folder)
-        return tables
-
-    def evaluate(
-        self, data: str | None = None, *, batch_size: int = 64, samples: Samples | None = None
-    ) -> dict[str, Any]:
-        """Evaluate as every task does; add tables by class, the confusion matrix and the calibration."""
-        if samples is None:
-            source = self.source if data is None else data
-            assert source is not None
-            samples = self.prepare(source).validation if data is None else self.load_samples(source)
-        return {**super().evaluate(batch_size=batch_size, samples=samples), **self._tables(samples)}
-
-    def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        m, things = metrics, self.things
-        lines = [
-            f"accuracy:    {m['accuracy']:.2%} (95 % interval {m['accuracy_low']:.2%} to {m['accuracy_high']:.2%})",
-            f"macro F1:    {m['macro_f1']:.4f}",
-            f"loss:        {m['loss']:.4f} {self.unit}",
-            f"calibration: expected calibration error {m['ece']:.2%}",
-            f"majority:    the most frequent class has {m['majority_accuracy']:.2%} of the {things}",
-            f"evaluated:   {int(m[f'num_{things}']):,} {things}",
-        ]
-        if "confusion" in m:
-            lines += _class_table(m["classes"], things) + _confusion_table(m["confusion"], things)
-            lines += _calibration_table(m["calibration"], things)
-        return lines
+    thing: what is labeled.
+    """
+    return (
+        Metric("accuracy", "", "higher", "percent", compute=lambda task, sums: float(_correct(sums).mean())),
+        Metric("accuracy_low", kind="low", of="accuracy", compute=lambda task, sums: _interval(sums)[0]),
+        Metric("accuracy_high", kind="high", of="accuracy", compute=lambda task, sums: _interval(sums)[1]),
+        Metric("macro_f1", "", "higher", label="macro F1", compute=lambda task, sums: _scores(task, sums).macro_f1),
+        Metric("loss", f"nats/{thing}", "lower"),
+        Metric(
+            "ece", "", "lower", "percent", "expected calibration error", compute=lambda task, sums: ece(_bins(sums))
+        ),
+        Metric("majority_accuracy", kind="percent", label="majority class", compute=_majority_accuracy),
+        Metric(f"num_{thing}s", kind="count", label=f"{thing}s", compute=lambda task, sums: float(len(_correct(sums)))),
+        Metric("classes", kind="table", compute=lambda task, sums: class_rows(_matrix(task, sums), _names(task, sums))),
+        Metric("confusion", kind="confusion", compute=_confusion),
+        Metric("calibration", kind="calibration", compute=lambda task, sums: _bins(sums)),
+    )
 
 
-def _samples_of(
-    totals: dict[str, MetricSum],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the target, the prediction and its probability of every sample."""
-    targets, predictions, p = (totals[name].samples[0].numpy() for name in ("target", "prediction", "confidence"))
-    return targets.astype(np.int64), predictions.astype(np.int64), p
+def check_labels(source: str, labels: Sequence[str], classes: Sequence[str]) -> None:
+    """Raise UserError when none of the labels of other data is a class of the run."""
+    if not set(labels) & set(classes):
+        have = f"labels {some(labels, 10)}" if labels else "no labels"
+        raise UserError(f"{source}: has {have}; the classes of this run are {some(classes, 10)}")
 
 
-def _class_table(classes: Sequence[dict[str, Any]], things: str) -> list[str]:
-    rows = [[r["class"], *(f"{r[k]:.3f}" for k in ("precision", "recall", "f1")), r["support"]] for r in classes]
-    return ["", plain_table(rows, ["class", "precision", "recall", "F1", things])]
+def _samples(sums: Sums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the target and the prediction of every sample; a label that is no class is below 0."""
+    targets, predictions = (sums[name].samples[0].numpy().astype(np.int64) for name in ("target", "prediction"))
+    return targets, predictions
 
 
-def _confusion_table(confusion: dict[str, Any], things: str) -> list[str]:
-    names, counts = confusion["classes"], confusion["counts"]
-    if len(names) <= MAX_TABLE_CLASSES:
-        return ["", confusion_table(counts, names)]
-    pairs = [(n, names[i], names[j]) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j]
-    pairs.sort(key=lambda pair: (-pair[0], pair[1:]))
-    rows = [[target, prediction, n] for n, target, prediction in pairs[:TOP_CONFUSIONS]]
-    return ["", "most frequent confusions", plain_table(rows, ["class", "predicted", things])]
+def _correct(sums: Sums) -> NDArray[np.bool_]:
+    targets, predictions = _samples(sums)
+    return np.asarray(targets == predictions)
 
 
-def _calibration_table(bins: Sequence[dict[str, Any]], things: str) -> list[str]:
-    rows = [
-        [f"{row['from']:.1f} – {row['to']:.1f}", f"{row['probability']:.3f}", f"{row['accuracy']:.3f}", row["n"]]
-        for row in bins
-    ]
-    return ["", plain_table(rows, ["probability", "mean", "accuracy", things])]
+def _interval(sums: Sums) -> tuple[float, float]:
+    correct = _correct(sums)
+    return wilson_interval(int(correct.sum()), len(correct))
 
 
-def _draw_confusion(confusion: dict[str, Any], folder: Path) -> None:
-    """Write confusion.png and confusion-dark.png, where matplotlib is installed."""
-    try:
-        for name, dark in (("confusion.png", False), ("confusion-dark.png", True)):
-            draw_confusion(confusion["counts"], confusion["classes"], folder / name, title=folder.name, dark=dark)
-    except UserError:
-        return
+def _bins(sums: Sums) -> list[dict[str, float]]:
+    return reliability(sums["confidence"].samples[0].numpy(), _correct(sums))
+
+
+def _matrix(task: Any, sums: Sums) -> NDArray[np.int64]:
+    """Return the confusion matrix; labels that are no class share one more row, where there are any."""
+    targets, predictions = _samples(sums)
+    K = len(_names(task, sums))
+    return confusion_matrix(np.where(targets < 0, K - 1, targets), predictions, K)
+
+
+def _scores(task: Any, sums: Sums) -> ClassScores:
+    return ClassScores.of(_matrix(task, sums))
+
+
+def _names(task: Any, sums: Sums) -> list[str]:
+    return [*task.classes, *["(not a class)"] * bool((_samples(sums)[0] < 0).any())]
+
+
+def _confusion(task: Any, sums: Sums) -> dict[str, Any]:
+    return {"classes": _names(task, sums), "counts": _matrix(task, sums).tolist()}
+
+
+def _majority_accuracy(task: Any, sums: Sums) -> float:
+    targets, _ = _samples(sums)
+    return float(np.bincount(targets[targets >= 0], minlength=len(task.classes)).max() / len(targets))

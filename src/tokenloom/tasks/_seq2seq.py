@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from tokenloom.generation.beam_search import BeamOptions, Hypothesis, beam_searc
 from tokenloom.models.batch import Batch, Stream, pad
 from tokenloom.models.protocols import StepModel
 from tokenloom.nn.hooks import Hooks
-from tokenloom.tasks._legacy import Show, Task
+from tokenloom.nn.modules import device_of, eval_mode
+from tokenloom.tasks.base import EvaluateOptions, Show, Task, action
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer, quote_list, utf8_length
 
 BATCH_SIZE = 64
@@ -28,8 +29,8 @@ _NO_ATTENTION = f"{flag('attention_plot')}: this model has no attention"
 
 
 @dataclass(frozen=True)
-class PairEvaluationOptions(Options):
-    """Which pairs are used for evaluation."""
+class PairEvaluateOptions(EvaluateOptions):
+    """On which pairs a run is evaluated."""
 
     target_file: str | None = option(None, "with --data FILE: file whose line n is the target of line n of FILE")
 
@@ -44,6 +45,7 @@ class TranslateOptions(Options):
     length_penalty: float = option(
         1.0, "beam search: scores are log-probabilities over length to this power", low=0, high=10, needs="num_beams"
     )
+    show_source: bool = option(False, "print each source before its translation")
     attention_plot: str | None = option(None, "PNG to write: which source tokens each target token attends to")
     dark: bool = option(False, "dark background", needs="attention_plot")
 
@@ -74,13 +76,14 @@ class Translated:
 class Seq2SeqTask(Task):
     """A task whose model predicts a target from a source, both of them text."""
 
-    uses: ClassVar[Mapping[str, type]] = {"predict": TranslateOptions}
-    measuring = PairEvaluationOptions
-
     @property
     @abstractmethod
     def tokenizers(self) -> tuple[TextTokenizer, TextTokenizer]:
         """Return the tokenizers of the sources and of the targets. Raise UserError before there are any."""
+
+    @abstractmethod
+    def example_sources(self) -> list[str]:
+        """Return a few sources of the validation data."""
 
     def source_ids(self, text: str, where: str) -> tuple[Ids, list[str]]:
         """Return the ids of a source without its end token, and notes on it.
@@ -134,7 +137,7 @@ class Seq2SeqTask(Task):
         results: dict[int, Translated] = {}
         # Sources of similar length share a batch: less padding, and the same results.
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        with self.ready():
+        with eval_mode(self.model):
             for start in range(0, len(order), BATCH_SIZE):
                 rows = order[start : start + BATCH_SIZE]
                 best = self._search([sources[row] for row in rows], num_beams, length_penalty)
@@ -143,9 +146,8 @@ class Seq2SeqTask(Task):
 
     def _search(self, sources: Sequence[Ids], num_beams: int, length_penalty: float) -> list[Hypothesis]:
         target, limit = self.tokenizers[1], self.model_config["target_context"]
-        decoder: StepModel = cast(Any, self.model).decoder_of(
-            Batch({"source": self.source_stream(sources)}).to(self.device)
-        )
+        model: Any = self.model
+        decoder: StepModel = model.decoder_of(Batch({"source": self.source_stream(sources)}).to(device_of(self.model)))
         options = BeamOptions(num_beams, limit, end=(target.specials[END],), length_penalty=length_penalty)
         # The id after all those that are predicted starts a target.
         return [best for best, *_ in beam_search(decoder, [[target.vocab_size]] * len(sources), options)]
@@ -173,8 +175,10 @@ class Seq2SeqTask(Task):
         start = self.tokenizers[1].vocab_size
         stream = Stream(ids=torch.tensor([[start, *translated.ids][: self.model_config["target_context"]]]))
         hooks = Hooks("*cross.pattern")
-        with self.ready() as model, torch.no_grad():
-            model(Batch({"source": self.source_stream([source]), "target": stream}).to(self.device), hooks=hooks)
+        with eval_mode(self.model) as model, torch.no_grad():
+            model(
+                Batch({"source": self.source_stream([source]), "target": stream}).to(device_of(self.model)), hooks=hooks
+            )
         if not hooks.values:
             raise UserError(_NO_ATTENTION)
         # Each layer: (B, H, N, M) with B = 1.
@@ -187,7 +191,9 @@ class Seq2SeqTask(Task):
 
     # From the command line.
 
-    def use(self, verb: str, options: TranslateOptions, show: Show) -> dict[str, Any]:
+    @action(TranslateOptions, example=lambda task: {"sources": task.example_sources(), "show_source": True})
+    def _predict(self, options: TranslateOptions, show: Show) -> dict[str, Any]:
+        """Translate texts."""
         given = _given(options)
         if options.attention_plot is not None and len(given) > 1:
             raise UserError(f"{flag('attention_plot')} draws one translation; {len(given)} sources are given")
@@ -201,7 +207,8 @@ class Seq2SeqTask(Task):
         outputs: list[dict[str, Any]] = []
         found = self.translate_ids(encoded, num_beams=options.num_beams, length_penalty=options.length_penalty)
         for (where, text), one in zip(given, found, strict=True):
-            show(one.text.replace("\n", "\\n") + "\n")
+            shown = f"{text} → {one.text}" if options.show_source else one.text
+            show(shown.replace("\n", "\\n") + "\n")
             if not one.ended:
                 notes.append(f"{where}: truncated at {len(one.ids):,} tokens, the model's {flag('max_length')}")
             attention = vars(self.alignment(text, one)) if self.has_cross_attention else None

@@ -6,6 +6,7 @@ fine-tuned on labels.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from tokenloom.config import flag, option
+from tokenloom.data.samples import Samples
 from tokenloom.errors import UserError
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder import Encoder, EncoderConfig
-from tokenloom.tasks._legacy import PreparedData, Task
+from tokenloom.nn.modules import device_of, eval_mode
 from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes
 from tokenloom.tasks._sizes import size_preset
+from tokenloom.tasks.base import Initialization, PreparedData, Report, Task
 from tokenloom.tokenizers.base import TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
 from tokenloom.utils.names import with_article
@@ -49,7 +52,6 @@ class EncoderSettings(TransformerSizes, TextTokenization):
 class TextEncoderTask(Task):
     """A task whose model is an `Encoder` over the stream "text", each row of which begins with the class token."""
 
-    head: ClassVar[str] = "head."
     # Labeled data sets are small, and soon overfitted.
     max_epochs: ClassVar[int] = 20
 
@@ -118,24 +120,28 @@ class TextEncoderTask(Task):
         """Return the context length in tokens, with the class token."""
         return int(self.model_config["context"])
 
-    def derived(self) -> dict[str, Any]:
-        return {name: self.model_config[name] for name in (*SIZES, "dropout")}
-
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
+    def prepared(self, train: Samples, validation: Samples, report: Report) -> PreparedData:
+        """Return loaded data with the training settings and sizes of an encoder."""
         recipe = {**size_preset(self.settings.size).recipe, **(FINE_TUNING if self._pretrained else {})}
-        steps = self.max_epochs * -(-len(material.train) // recipe["batch_size"])
-        return {**recipe, "steps": steps} if steps < MAX_EPOCH_STEPS else recipe
+        steps = self.max_epochs * -(-len(train) // recipe["batch_size"])
+        return PreparedData(
+            train,
+            validation,
+            report,
+            recipe={**recipe, "steps": steps} if steps < MAX_EPOCH_STEPS else recipe,
+            auto_settings={name: self.model_config[name] for name in (*SIZES, "dropout")},
+            sequence_length=self.context,
+        )
 
     def build_model(self, seed: int) -> Encoder:
         return Encoder(EncoderConfig(**self.model_config), seed)
 
     # Initialization from another run.
 
-    def adopt_config(self, origin: Task) -> None:
+    def init_from(self, origin: Task) -> Initialization:
         if not isinstance(origin, TextEncoderTask):
-            raise UserError(
-                f"{flag('init_from')}: {with_article(origin.name)} run has no encoder, which {self.name} needs"
-            )
+            name = with_article(origin.name)
+            raise UserError(f"{flag('init_from')}: {name} run has no encoder, which {self.name} needs")
         s, default = self.settings, self.Settings()
         kind, specials = origin.tokenizer.kind, len(origin.tokenizer.specials)
         theirs = {name: getattr(origin.settings, name) for name in ("size", "preset", *PART_NAMES, *SIZES)}
@@ -146,6 +152,11 @@ class TextEncoderTask(Task):
                 raise UserError(f"{flag(name)} {given}: the run of {flag('init_from')} has {value}; leave it out")
         self._tokenizer, self._pretrained = origin.tokenizer, True
         self.settings = replace(s, **theirs)
+        return Initialization(same_head=lambda: self.outputs() == origin.outputs())
+
+    @abstractmethod
+    def outputs(self) -> object:
+        """Return what the outputs of the head stand for: equal where a head can be initialized from another."""
 
     # Batches.
 
@@ -161,8 +172,8 @@ class TextEncoderTask(Task):
 
     def probabilities(self, rows: Sequence[NDArray[Any]]) -> torch.Tensor:
         """Return the probabilities for rows of ids: (B, N, outputs) without the class token, or (B, outputs)."""
-        with self.ready() as model, torch.no_grad():
-            logits: torch.Tensor = model(Batch({"text": self.stream(rows)}).to(self.device))
+        with eval_mode(self.model) as model, torch.no_grad():
+            logits: torch.Tensor = model(Batch({"text": self.stream(rows)}).to(device_of(self.model)))
         probabilities = logits.float().softmax(-1).cpu()
         return probabilities[:, 1:] if self.model_config["pool"] == "none" else probabilities
 
@@ -172,5 +183,5 @@ class TextEncoderTask(Task):
         self.tokenizer.save(folder / "tokenizer.json")
         return {"tokenizer": self.tokenizer.fingerprint()}
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
-        self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(kept.get("tokenizer")))
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
+        self._tokenizer = load_tokenizer(folder / "tokenizer.json", str(saved.get("tokenizer")))

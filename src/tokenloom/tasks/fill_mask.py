@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,13 +23,14 @@ from tokenloom.data.unicode import fold_newlines
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.neighbors import NeighborModel
 from tokenloom.models.batch import IGNORE, Batch
-from tokenloom.tasks._legacy import PreparedData, Show
 from tokenloom.tasks._masking import MaskingDraws, corrupt
 from tokenloom.tasks._settings import TextSource, ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
+from tokenloom.tasks.base import NO_SAMPLES, PreparedData, Show, action, need_data
 from tokenloom.training.batches import BatchContext, evaluation_batches
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric
 from tokenloom.utils.names import counted
 
 
@@ -52,21 +53,26 @@ class FillOptions(Options):
 
 
 class FillMask(TextEncoderTask):
-    """Predict masked tokens from the tokens on both sides."""
+    """Train an encoder on any text by predicting masked tokens, and fine-tune it with --init-from.
+
+    In each epoch 15 % of the tokens are masked, others in each; a bidirectional transformer predicts them.
+    """
 
     name = "fill-mask"
-    summary = "train an encoder on any text by predicting masked tokens; fine-tune it with --init-from"
     Settings = FillMaskSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "encoder": "bidirectional transformer; 15 % of the tokens are masked, others in each epoch"
-    }
-    uses: ClassVar[Mapping[str, type]] = {"predict": FillOptions}
+    metrics = (
+        Metric("loss", "nats/token", "lower"),
+        Metric("loss_ci95", kind="ci95", of="loss", compute=lambda task, sums: sums["loss"].interval()),
+        Metric("perplexity", compute=lambda task, sums: math.exp(min(sums["loss"].value, 700.0))),
+        Metric("accuracy", "of the masked tokens", "higher", "percent"),
+        Metric("num_targets", "tokens", kind="count", label="masked", compute=lambda task, sums: sums["loss"].count),
+    )
     # An epoch predicts one token in seven, and each epoch others.
     max_epochs: ClassVar[int] = 100
 
     def __init__(self, settings: FillMaskSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
-        self._example: NDArray[Any] = np.zeros(0, np.int64)
+        self._example_ids: NDArray[Any] = np.zeros(0, np.int64)
 
     # Data.
 
@@ -79,16 +85,19 @@ class FillMask(TextEncoderTask):
         )
         return by_lines(text) if s.line_by_line else text
 
-    def prepare(self, data: str | None) -> PreparedData:
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: FillMaskSettings = self.settings
-        assert data is not None
+        source = need_data(self, source)
+        if for_evaluation:
+            texts = [document.text for document in self._read(source).documents]
+            return PreparedData(NO_SAMPLES, self._chunks(texts, source))
         val_data = None if s.val_data is None else self._read(s.val_data)
-        parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
+        parts = split(self._read(source), s.val_fraction, s.split_seed, validation=val_data)
         train_texts, val_texts = ([d.text for d in part.documents] for part in (parts.train, parts.validation))
         self.train_tokenizer(train_texts, val_texts)
         self.set_sizes(self.tokenizer.vocab_size, "none")
-        train, val = self._chunks(train_texts, data), self._chunks(val_texts, data)
-        self._example = val.take(val.all()[:1])[0]
+        train, val = self._chunks(train_texts, source), self._chunks(val_texts, source)
+        self._example_ids = val.take(val.all()[:1])[0]
         extra = {
             "tokens": f"{len(train.ids):,} to train, {len(val.ids):,} to validate;"
             f" vocabulary of {self.tokenizer.vocab_size:,}",
@@ -98,8 +107,8 @@ class FillMask(TextEncoderTask):
         }
         if self.tokenizer.notes:
             extra["note"] = " ".join(self.tokenizer.notes)
-        report = data_report(parts, extra)
-        return PreparedData(train, val, report.lines(), report.as_dict())
+        prepared = self.prepared(train, val, data_report(parts, extra))
+        return replace(prepared, baseline=lambda: self._baseline(train, val))
 
     def _chunks(self, texts: Sequence[str], source: str) -> DocumentChunks:
         ids = self.tokenizer.encode_batch(texts)
@@ -107,10 +116,7 @@ class FillMask(TextEncoderTask):
             raise UserError(f"{source}: has no tokens to mask")
         return DocumentChunks(ids, self.context - 1)  # one less for the class token
 
-    def load_samples(self, data: str) -> DocumentChunks:
-        return self._chunks([document.text for document in self._read(data).documents], data)
-
-    def output_meaning(self) -> object:
+    def outputs(self) -> object:
         return self.name, self.tokenizer.fingerprint()
 
     # Loss and metrics.
@@ -120,11 +126,11 @@ class FillMask(TextEncoderTask):
         """The number of ids that stand for text; special tokens come after them."""
         return self.tokenizer.vocab_size - len(self.tokenizer.specials)
 
-    def collate(self, samples: list[NDArray[Any]], moment: BatchContext) -> Batch:
+    def collate(self, samples: list[NDArray[Any]], context: BatchContext) -> Batch:
         inputs, targets = [], []
         for row, sample in enumerate(samples):
             ids = torch.from_numpy(sample.astype(np.int64))
-            draws = MaskingDraws.for_sample(len(ids), self._num_text_ids, moment.random(row))
+            draws = MaskingDraws.for_sample(len(ids), self._num_text_ids, context.random(row))
             corrupted, selected = corrupt(ids, draws, self.mask_id)
             inputs.append(corrupted.numpy())
             targets.append(ids.masked_fill(~selected, IGNORE).numpy())
@@ -137,33 +143,11 @@ class FillMask(TextEncoderTask):
         correct = (logits.detach().argmax(-1) == targets).sum(1)
         return {"loss": term, "accuracy": LossTerm(correct, term.counts, weight=0.0)}
 
-    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        loss = totals["loss"]
-        return {
-            "loss": loss.value,
-            "loss_ci95": loss.interval(),
-            "perplexity": math.exp(min(loss.value, 700.0)),
-            "accuracy": totals["accuracy"].value,
-            "num_targets": loss.count,
-        }
-
-    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        m = metrics
-        interval = "" if math.isnan(m["loss_ci95"]) else f" ± {m['loss_ci95']:.4f}"
-        return [
-            f"loss:        {m['loss']:.4f}{interval} nats/token{' (95 % interval)' if interval else ''}",
-            f"perplexity:  {m['perplexity']:,.2f}",
-            f"accuracy:    {m['accuracy']:.1%} of the masked tokens",
-            f"masked:      {int(m['num_targets']):,} tokens, the same in every evaluation",
-        ]
-
-    def baseline(self, material: PreparedData) -> Baseline:
+    def _baseline(self, train: DocumentChunks, val: DocumentChunks) -> Baseline:
         """Predict from the two neighbors of a token, for the same tokens of the same corrupted text."""
-        train = material.train
-        assert isinstance(train, DocumentChunks)
         model = NeighborModel.fit(np.split(train.ids, train.ends[:-1]), self.tokenizer.vocab_size)
         nats, correct, targets = 0.0, 0, 0
-        for batch in evaluation_batches(material.validation, self.collate, 256):
+        for batch in evaluation_batches(val, self.collate, 256):
             rows, places = (batch.targets["loss"] != IGNORE).nonzero(as_tuple=True)
             ids, real = batch["text"].tokens, batch["text"].real
             known = ids < self._num_text_ids if real is None else (ids < self._num_text_ids) & real
@@ -201,7 +185,18 @@ class FillMask(TextEncoderTask):
         parts = [self.tokenizer.encode(part).astype(np.int64) for part in text.split(mask)]
         return np.concatenate([ids for part in parts for ids in (np.array([self.mask_id]), part)][1:])
 
-    def use(self, verb: str, options: FillOptions, show: Show) -> dict[str, Any]:
+    def _example(self) -> dict[str, Any]:
+        """Return a text of the validation data with one token masked."""
+        ids = self._example_ids[:24]
+        if len(ids) < 3:
+            raise UserError("the validation text is too short for an example")
+        middle = len(ids) // 2
+        left, right = self.tokenizer.decode(ids[:middle]), self.tokenizer.decode(ids[middle + 1 :])
+        return {"text": f"{left}___{right}", "num_answers": 3}
+
+    @action(FillOptions, example=_example)
+    def _predict(self, options: FillOptions, show: Show) -> dict[str, Any]:
+        """Fill in the masked places of a text."""
         if options.text is None:
             raise UserError(f'nothing to fill in: give a text with {options.mask} in it, as in "The {options.mask}"')
         if not options.mask or options.mask.isspace():
@@ -226,19 +221,6 @@ class FillMask(TextEncoderTask):
             )
         answers = [[{"text": answer, "probability": p} for answer, p in place] for place in places]
         return {"text": filled, "places": answers, "notes": notes}
-
-    def example(self) -> str:
-        ids = self._example[:24]
-        if len(ids) < 3:
-            return ""
-        middle = len(ids) // 2
-        text = self.tokenizer.decode(ids[:middle]) + "___" + self.tokenizer.decode(ids[middle + 1 :])
-        try:
-            answers = self.fill(text, num_answers=3)[0]
-        except UserError:
-            # The mask may split a character of several bytes, whose parts decode to a character without a token.
-            return ""
-        return f"{text}\n" + ", ".join(f"{visible(answer)} {probability:.0%}" for answer, probability in answers)
 
 
 def by_lines(text: TextData) -> TextData:

@@ -32,9 +32,9 @@ from tokenloom.nn.hooks import Hooks
 from tokenloom.plotting.heatmaps import draw_overlays
 from tokenloom.plotting.style import place_of
 from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks._classification import Classification, metric_terms
 from tokenloom.tasks._images import ImageInput, parse_size
 from tokenloom.tasks._legacy import PreparedData, Show, Task
+from tokenloom.tasks._legacy_classification import Classification, metric_terms
 from tokenloom.tasks._settings import TransformerParts
 from tokenloom.tokenizers.patches import Patches
 from tokenloom.training.batches import BatchContext

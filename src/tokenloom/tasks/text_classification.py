@@ -1,8 +1,10 @@
 """Text classification: a transformer encoder or naive Bayes gives a whole text one of several labels."""
 
+# Longer than other tasks: two kinds of model, one trained and one fitted, with options of their own.
+
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,11 +25,12 @@ from tokenloom.evaluation.baselines.linear import linear_accuracy
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.models.text_classifier import ClassifierConfig, TextClassifier
+from tokenloom.nn.modules import device_of, eval_mode
 from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks._classification import Classification, metric_terms
-from tokenloom.tasks._legacy import PreparedData, Show
+from tokenloom.tasks._classification import check_labels, classification_metrics, metric_terms
 from tokenloom.tasks._settings import TRANSFORMER_NAMES, ValidationSplit, refuse_given
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
+from tokenloom.tasks.base import NO_SAMPLES, Match, PreparedData, Show, action, need_data
 from tokenloom.tokenizers.base import UNKNOWN
 from tokenloom.tokenizers.text import choose_tokenizer
 from tokenloom.training.batches import BatchContext
@@ -61,7 +64,9 @@ class TextClassificationSettings(EncoderSettings, ValidationSplit):
         "tiny", "size preset: the sizes that are not given", group="Model"
     )
     model: Literal["encoder", "naive-bayes"] = option(
-        "encoder", "encoder: a transformer; naive-bayes: word counts", group="Model"
+        "encoder",
+        "encoder: bidirectional transformer, and a bag of n-grams; naive-bayes: multinomial naive Bayes on words",
+        group="Model",
     )
     ngram_features: int | None = option(
         None,
@@ -116,53 +121,63 @@ class LabeledSamples(ListSamples):
         return np.array([len(self.items[key][0]) for key in keys.tolist()])
 
 
-class TextClassification(Classification, TextEncoderTask):
-    """Give each text one label."""
+def _steps(n: int) -> dict[str, int]:
+    """Return batch size and steps for n training texts."""
+    batch_size = 32 if n < SMALL_DATA else 64
+    steps_per_epoch = -(-n // batch_size)
+    steps = min(max(EPOCHS * steps_per_epoch, MIN_STEPS), MAX_EPOCHS * steps_per_epoch)
+    return {"batch_size": batch_size, "steps": steps}
+
+
+def recognize(source: str) -> Match | None:
+    """Match tables and folders of labeled texts."""
+    reason = looks_labeled(source)
+    return None if reason is None else Match(reason)
+
+
+class TextClassification(TextEncoderTask):
+    """Train a model to give texts one of several labels: spam or not, topics, genres."""
 
     name = "text-classification"
-    summary = "train a model to give texts one of several labels: spam or not, topics, genres"
     Settings = TextClassificationSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "encoder": "bidirectional transformer with a class token, and a bag of n-grams beside it",
-        "naive-bayes": "multinomial naive Bayes on words, counted in one pass",
-    }
-    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions}
+    metrics = classification_metrics("text")
 
     def __init__(self, settings: TextClassificationSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
         self.classes: list[str] = []
-        self._parts: Split[LabeledData] | None = None
         self._class_weights: Tensor | None = None
 
     @property
-    def counted(self) -> bool:
+    def _fitted(self) -> bool:
+        """Whether the model is fitted in one pass instead of trained."""
         return bool(self.settings.model == "naive-bayes")
 
     # Data.
-
-    @classmethod
-    def accepts(cls, data: str) -> str | None:
-        return looks_labeled(data)
 
     def _read(self, source: str) -> LabeledData:
         s: TextClassificationSettings = self.settings
         columns = LabelColumns(s.text_column, s.label_column, s.header)
         return read_labeled(source, columns=columns, encoding=s.encoding)
 
-    def prepare(self, data: str | None) -> PreparedData:
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: TextClassificationSettings = self.settings
-        assert data is not None
-        val_data = None if s.val_data is None else self._read(s.val_data)
-        parts = self._parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
+        source = need_data(self, source)
+        data = self._read(source)
+        if for_evaluation:
+            check_labels(source, data.classes, self.classes)
+            return PreparedData(NO_SAMPLES, self._samples(data.items, []))
+        parts = split(
+            data, s.val_fraction, s.split_seed, validation=None if s.val_data is None else self._read(s.val_data)
+        )
         self.classes = self.classes or parts.train.classes
         train_texts, val_texts = ([item.text for item in part.items] for part in (parts.train, parts.validation))
-        if self.counted:
+        if self._fitted:
             self._train_word_tokenizer(train_texts)
         else:
             self.train_tokenizer(train_texts, val_texts)
             self.set_sizes(len(self.classes), "cls")
-        cut: list[str] = []
-        train, val = (self._samples(part.items, cut) for part in (parts.train, parts.validation))
+        truncated: list[str] = []
+        train, val = (self._samples(part.items, truncated) for part in (parts.train, parts.validation))
         counts = np.bincount([label for _, label in train.items], minlength=len(self.classes))
         self._class_weights = torch.from_numpy(len(train) / (len(self.classes) * counts)).float()
         extra = {
@@ -170,10 +185,19 @@ class TextClassification(Classification, TextEncoderTask):
             f" vocabulary of {self.tokenizer.vocab_size:,}",
             "tokenizer": self.tokenizer_summary,
         }
-        if cut:
-            extra["cut"] = " ".join(cut)
+        if truncated:
+            extra["truncated"] = " ".join(truncated)
         report = data_report(parts, extra)
-        return PreparedData(train, val, report.lines(), report.as_dict())
+        if self._fitted:
+            shown = {"vocab_size": self.tokenizer.vocab_size, "classes": len(self.classes), "add_k": self._add_k}
+            prepared = PreparedData(train, val, report, auto_settings=shown, fit=lambda: self._fit(train))
+        else:
+            prepared = self.prepared(train, val, report)
+            names = ("label_smoothing", "token_dropout", "ngram_features")
+            shown = {**prepared.auto_settings, **{name: getattr(self.settings, name) for name in names}}
+            recipe = {**prepared.recipe, **RECIPE, **_steps(len(train))}
+            prepared = replace(prepared, recipe=recipe, auto_settings=shown)
+        return replace(prepared, baseline=lambda: self._baseline(parts))
 
     def _train_word_tokenizer(self, texts: list[str]) -> None:
         """Set the tokenizer and the sizes of naive Bayes."""
@@ -194,7 +218,7 @@ class TextClassification(Classification, TextEncoderTask):
     def _samples(self, items: Sequence[Labeled], notes: list[str]) -> LabeledSamples:
         number = {label: n for n, label in enumerate(self.classes)}
         rows = self.tokenizer.encode_batch([item.text for item in items])
-        if not self.counted:
+        if not self._fitted:
             long = [item.id for item, row in zip(items, rows, strict=True) if len(row) >= self.context]
             if long:
                 what = counted(len(long), "text")
@@ -204,40 +228,24 @@ class TextClassification(Classification, TextEncoderTask):
             [(row.astype(np.int64), number.get(item.label, IGNORE)) for item, row in zip(items, rows, strict=True)]
         )
 
-    def load_samples(self, data: str) -> LabeledSamples:
-        labeled = self._read(data)
-        self.check_known(data, labeled.classes)
-        return self._samples(labeled.items, [])
-
-    def output_meaning(self) -> object:
+    def outputs(self) -> object:
         return self.name, self.classes
 
     # The model and its loss.
 
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
-        n = len(material.train)
-        batch_size = 32 if n < SMALL_DATA else 64
-        steps_per_epoch = -(-n // batch_size)
-        steps = min(max(EPOCHS * steps_per_epoch, MIN_STEPS), MAX_EPOCHS * steps_per_epoch)
-        return {**super().recipe(material), **RECIPE, "batch_size": batch_size, "steps": steps}
-
-    def derived(self) -> dict[str, Any]:
-        s: TextClassificationSettings = self.settings
-        if self.counted:
-            return {"vocab_size": self.tokenizer.vocab_size, "classes": len(self.classes), "add_k": s.add_k or 1.0}
-        names = ("label_smoothing", "token_dropout", "ngram_features")
-        return {**super().derived(), **{name: getattr(s, name) for name in names}}
-
     def build_model(self, seed: int) -> nn.Module:  # type: ignore[override]
-        if self.counted:
+        if self._fitted:
             return NaiveBayes(**self.model_config)
         return TextClassifier(ClassifierConfig(**self.model_config), seed)
 
-    def count(self, material: PreparedData) -> NaiveBayes:
-        items = [material.train.take(np.array([key]))[0] for key in material.train.all()]
-        rows, labels = [row for row, _ in items], [label for _, label in items]
-        add_k = 1.0 if self.settings.add_k is None else self.settings.add_k
-        return NaiveBayes.count(rows, labels, **self.model_config, alpha=add_k, without=self._ignored_ids())
+    @property
+    def _add_k(self) -> float:
+        return 1.0 if self.settings.add_k is None else float(self.settings.add_k)
+
+    def _fit(self, train: LabeledSamples) -> NaiveBayes:
+        """Count the words of each class."""
+        rows, labels = [row for row, _ in train.items], [label for _, label in train.items]
+        return NaiveBayes.count(rows, labels, **self.model_config, alpha=self._add_k, without=self._ignored_ids())
 
     def _ignored_ids(self) -> list[int]:
         """Return the ids that naive Bayes ignores: white space and unknown words."""
@@ -248,10 +256,10 @@ class TextClassification(Classification, TextEncoderTask):
             if not tokenizer.decode([id]).strip() or id == tokenizer.specials.get(UNKNOWN)
         ]
 
-    def collate(self, samples: list[tuple[NDArray[np.int64], int]], moment: BatchContext) -> Batch:
+    def collate(self, samples: list[tuple[NDArray[np.int64], int]], context: BatchContext) -> Batch:
         rows = [row for row, _ in samples]
-        if moment.training and self.settings.token_dropout:
-            rows = [self._mask_tokens(row, moment.random(place)) for place, row in enumerate(rows)]
+        if context.training and self.settings.token_dropout:
+            rows = [self._mask_tokens(row, context.random(place)) for place, row in enumerate(rows)]
         targets = torch.tensor([label for _, label in samples], dtype=torch.int64)
         return Batch({"text": self.stream(rows)}, {"loss": targets})
 
@@ -259,7 +267,7 @@ class TextClassification(Classification, TextEncoderTask):
         return np.where(random.random(len(row)) < self.settings.token_dropout, self.mask_id, row)
 
     def stream(self, rows: Sequence[NDArray[Any]]) -> Stream:
-        if not self.counted:
+        if not self._fitted:
             return super().stream(rows)
         # One padding token at the end of each row, so that an empty row is possible.
         ids, real = pad([torch.from_numpy(np.append(row, 0).astype(np.int64)) for row in rows])
@@ -283,18 +291,17 @@ class TextClassification(Classification, TextEncoderTask):
             losses = losses * self._class_weights.to(losses)[targets.clamp(min=0)]
         return LossTerm(losses, (targets != IGNORE).long())
 
-    def baseline(self, material: PreparedData) -> Baseline | None:
+    def _baseline(self, parts: Split[LabeledData]) -> Baseline:
         """Train logistic regression on TF-IDF weights of words, on the same split."""
-        assert self._parts is not None
         number = {label: n for n, label in enumerate(self.classes)}
-        train, val = self._parts.train.items, self._parts.validation.items
+        train, val = parts.train.items, parts.validation.items
         accuracy = linear_accuracy(
             [item.text for item in train],
             [number[item.label] for item in train],
             [item.text for item in val],
             [number.get(item.label, IGNORE) for item in val],
         )
-        majority = data_report(self._parts).facts["majority_share"]
+        majority = data_report(parts).facts["majority_share"]
         note = f"on words; the most frequent label reaches {majority:.4f}, on {counted(len(val), 'text')}"
         return Baseline("TF-IDF with logistic regression", accuracy, "accuracy", note, "accuracy")
 
@@ -313,16 +320,18 @@ class TextClassification(Classification, TextEncoderTask):
         for start in range(0, len(order), 64):
             places = order[start : start + 64]
             rows = self.tokenizer.encode_batch([texts[place] for place in places])
-            if not self.counted:
+            if not self._fitted:
                 rows = [row[: self.context - 1] for row in rows]
-            with self.ready() as model, torch.no_grad():
-                logits = model(Batch({"text": self.stream(rows)}).to(self.device))
+            with eval_mode(self.model) as model, torch.no_grad():
+                logits = model(Batch({"text": self.stream(rows)}).to(device_of(self.model)))
             for place, p in zip(places, logits.double().softmax(-1).tolist(), strict=True):
                 ranked = sorted(zip(self.classes, p, strict=True), key=lambda pair: -pair[1])
                 answers[place] = {"label": ranked[0][0], "probabilities": dict(ranked)}
         return answers
 
-    def use(self, verb: str, options: PredictOptions, show: Show) -> dict[str, Any]:
+    @action(PredictOptions)
+    def _predict(self, options: PredictOptions, show: Show) -> dict[str, Any]:
+        """Give texts a label."""
         texts = list(options.texts)
         if options.file is not None:
             texts += read_column(options.file, column=options.text_column, encoding=self.settings.encoding)
@@ -344,7 +353,7 @@ class TextClassification(Classification, TextEncoderTask):
     def _notes(self, texts: Sequence[str]) -> list[str]:
         """Return notes on classified texts: which were truncated, and what is not in the vocabulary."""
         notes = []
-        if not self.counted:
+        if not self._fitted:
             lengths = [len(row) for row in self.tokenizer.encode_batch(texts)]
             cut = [place for place, length in enumerate(lengths, start=1) if length > self.context - 1]
             if cut:
@@ -360,9 +369,9 @@ class TextClassification(Classification, TextEncoderTask):
     def save_assets(self, folder: Path) -> dict[str, Any]:
         return {**super().save_assets(folder), "classes": self.classes}
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
-        super().load_assets(folder, kept)
-        classes = kept.get("classes")
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
+        super().load_assets(folder, saved)
+        classes = saved.get("classes")
         if not isinstance(classes, list) or len(classes) < 2 or not all(isinstance(one, str) for one in classes):
             raise UserError(f"{folder / 'config.json'}: parts has no list of classes")
         self.classes = classes

@@ -1,5 +1,7 @@
 """Token classification: an encoder gives each word of a sentence a label, from scratch or from a fill-mask run."""
 
+# Longer than other tasks: sentences are split into windows, and labels are scored whole, in parts and as spans.
+
 from __future__ import annotations
 
 import math
@@ -42,12 +44,13 @@ from tokenloom.evaluation.tagging import (
 )
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.plotting.tables import plain_table
-from tokenloom.tasks._legacy import PreparedData, Show
 from tokenloom.tasks._settings import ValidationSplit
 from tokenloom.tasks._text_encoder import EncoderSettings, TextEncoderTask
+from tokenloom.tasks.base import NO_SAMPLES, Match, PreparedData, Show, action, need_data
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.metrics import Metric, compute_metrics
 from tokenloom.utils.names import counted, some
 
 SPANS = "spans"
@@ -88,17 +91,76 @@ class WindowSamples(ListSamples):
         return np.array([len(self.items[key][0]) for key in keys.tolist()])
 
 
+def recognize(source: str) -> Match | None:
+    """Match files of words and labels in columns."""
+    reason = looks_tagged(source)
+    return None if reason is None else Match(reason)
+
+
+Sums = Mapping[str, MetricSum]
+
+
+def _scores(sums: Sums, names: Sequence[str]) -> ClassScores:
+    """Return the counts of labels, or of parts of labels, over a split."""
+    counts = ([round(sums[f"{what}/{name}"].total) for name in names] for what in COUNTS)
+    return ClassScores(*(np.array(count, dtype=np.int64) for count in counts))
+
+
+def _accuracy(task: Any, sums: Sums) -> float:
+    count = sums["loss"].count
+    return float(_scores(sums, task.classes).correct.sum()) / count if count else math.nan
+
+
+def _macro_f1(task: Any, sums: Sums) -> float:
+    """Return the mean F1 of the labels that occur or are predicted."""
+    return _scores(sums, task.classes).macro_f1
+
+
+def _span_metric(name: str) -> Metric:
+    def compute(task: Any, sums: Sums) -> float | None:
+        return float(getattr(_scores(sums, [SPANS]), name)[0]) if f"correct/{SPANS}" in sums else None
+
+    return Metric(f"span_{name}", "", "higher", label=f"span {name.replace('f1', 'F1')}", compute=compute)
+
+
+def _table(sums: Sums, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return precision, recall, F1 and support, one row per label or part of a label."""
+    s = _scores(sums, names)
+    columns = zip(names, s.precision, s.recall, s.f1, s.actual, strict=True)
+    return [
+        {"label": name, "precision": float(p), "recall": float(r), "f1": float(f), "support": int(n)}
+        for name, p, r, f, n in columns
+    ]
+
+
+def _part_table(task: Any, sums: Sums) -> list[dict[str, Any]] | None:
+    parts = [name for names, _ in label_parts(task.classes) for name in names]
+    return _table(sums, parts) if parts else None
+
+
 class TokenClassification(TextEncoderTask):
-    """Give each word a label, predicted from the features of its first token."""
+    """Train an encoder to give each word a label: parts of speech, names, punctuation.
+
+    The label is predicted from the features of the word's first token.
+    """
 
     name = "token-classification"
-    summary = "train an encoder to give each word a label: parts of speech, names, punctuation"
     Settings = TokenClassificationSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "encoder": "bidirectional transformer; labels from the first token of each word"
-    }
-    uses: ClassVar[Mapping[str, type]] = {"predict": TagOptions}
-    unit: str = "nats/word"
+    metrics = (
+        Metric("loss", "nats/word", "lower"),
+        Metric("loss_ci95", kind="ci95", of="loss", compute=lambda task, sums: sums["loss"].interval()),
+        Metric("accuracy", "", "higher", "percent", compute=_accuracy),
+        # Over the labels that occur or are predicted.
+        Metric(
+            "macro_f1", "", "higher", label="macro F1", compute=lambda task, sums: _scores(sums, task.classes).macro_f1
+        ),
+        _span_metric("f1"),
+        _span_metric("precision"),
+        _span_metric("recall"),
+        Metric("num_words", kind="count", label="words", compute=lambda task, sums: sums["loss"].count),
+        Metric("labels", kind="table", compute=lambda task, sums: _table(sums, task.classes)),
+        Metric("label_parts", kind="table", compute=_part_table),
+    )
 
     def __init__(self, settings: TokenClassificationSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
@@ -109,21 +171,20 @@ class TokenClassification(TextEncoderTask):
 
     # Data.
 
-    @classmethod
-    def accepts(cls, data: str) -> str | None:
-        return looks_tagged(data)
-
     def _read(self, source: str) -> TaggedData:
         s: TokenClassificationSettings = self.settings
         if s.labels == "punctuation" and looks_tagged(source) is None:
             return punctuated(read_text(source, encoding=s.encoding))
         return read_tagged(source, columns=Columns(s.token_column, s.label_column), encoding=s.encoding)
 
-    def prepare(self, data: str | None) -> PreparedData:
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: TokenClassificationSettings = self.settings
-        assert data is not None
+        source = need_data(self, source)
+        data = self._read(source)
+        if for_evaluation:
+            return PreparedData(NO_SAMPLES, self._samples(data, []))
         val_data = None if s.val_data is None else self._read(s.val_data)
-        parts = self._parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
+        parts = self._parts = split(data, s.val_fraction, s.split_seed, validation=val_data)
         if parts.train.restorable:
             self.settings = s = replace(s, labels="punctuation")
         if not self.classes:
@@ -142,10 +203,7 @@ class TokenClassification(TextEncoderTask):
             "tokenizer": self.tokenizer_summary,
         }
         report = data_report(replace(parts, notes=[*parts.notes, *notes, *self._truncated()]), extra)
-        return PreparedData(train, val, report.lines(), report.as_dict())
-
-    def load_samples(self, data: str) -> WindowSamples:
-        return self._samples(self._read(data), [])
+        return replace(self.prepared(train, val, report), baseline=self._baseline)
 
     def _samples(self, data: TaggedData, notes: list[str], part: str = "") -> WindowSamples:
         """Return every sentence in one window, or in several that overlap."""
@@ -186,12 +244,12 @@ class TokenClassification(TextEncoderTask):
                 self._token_ids[word] = ids[: self.context - 1]
         return [self._token_ids[word] for word in words]
 
-    def output_meaning(self) -> object:
+    def outputs(self) -> object:
         return self.name, self.classes
 
     # Loss and metrics.
 
-    def collate(self, samples: list[Encoded], moment: BatchContext) -> Batch:
+    def collate(self, samples: list[Encoded], context: BatchContext) -> Batch:
         return Batch(
             {"text": self.stream([ids for ids, _ in samples])},
             {"loss": self.targets([targets for _, targets in samples])},
@@ -226,70 +284,25 @@ class TokenClassification(TextEncoderTask):
         """Return the labels, then the parts of labels such as "comma|lower": the names, and the index of each label."""
         return [(self.classes, list(range(len(self.classes)))), *label_parts(self.classes)]
 
-    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        """Return the loss in nats/word, the accuracy, and macro F1 over the labels that occur or are predicted; then
-        precision, recall, F1 and support per label, per part of a label, and of whole spans."""
-        loss = totals["loss"]
-        names = [name for group, _ in self._groups() for name in group]
-        names += [SPANS] * (f"correct/{SPANS}" in totals)
-        counts = [np.array([round(totals[f"{what}/{name}"].total) for name in names]) for what in COUNTS]
-        scores, labels = ClassScores(*counts), ClassScores(*(count[: len(self.classes)] for count in counts))
-        metrics = {
-            "loss": loss.value,
-            "loss_ci95": loss.interval(),
-            "accuracy": float(counts[0][: len(self.classes)].sum()) / loss.count if loss.count else math.nan,
-            "macro_f1": labels.macro_f1,
-            "num_words": loss.count,
-        }
-        columns = {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1, "support": counts[2]}
-        for what, values in columns.items():
-            metrics |= {f"{what}/{name}": float(value) for name, value in zip(names, values, strict=True)}
-        return metrics
-
-    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        m = metrics
-        interval = "" if math.isnan(m["loss_ci95"]) else f" ± {m['loss_ci95']:.4f}"
-        lines = [
-            f"loss:        {m['loss']:.4f}{interval} {self.unit}{' (95 % interval)' if interval else ''}",
-            f"accuracy:    {m['accuracy']:.2%} of the words, the micro F1 over all labels",
-            f"macro F1:    {m['macro_f1']:.4f}",
-        ]
-        if f"f1/{SPANS}" in m:
-            precision, recall = m[f"precision/{SPANS}"], m[f"recall/{SPANS}"]
-            lines.append(f"whole spans: F1 {m[f'f1/{SPANS}']:.4f}, precision {precision:.4f}, recall {recall:.4f}")
-        lines.append(f"evaluated:   {int(m['num_words']):,} words")
-        groups = [names for names, _ in self._groups()]
-        for names in groups[1:] or groups:
-            rows: list[list[object]] = [
-                [
-                    name,
-                    *(f"{m[f'{what}/{name}']:.3f}" for what in ("precision", "recall", "f1")),
-                    int(m[f"support/{name}"]),
-                ]
-                for name in names
-            ]
-            lines += ["", plain_table(rows, ["label", "precision", "recall", "F1", "words"])]
-        return lines
-
-    def baseline(self, material: PreparedData) -> Baseline:
+    def _baseline(self) -> Baseline:
         """Evaluate an n-gram tagger on the same split, and beside it the most frequent label per word."""
         ngram, word = (self.count_baseline(contexts) for contexts in (3, 1))
         note = (
             f"with macro F1 {ngram['macro_f1']:.4f}; the most frequent label per word has {word['loss']:.4f}"
             f" and macro F1 {word['macro_f1']:.4f}"
         )
-        return Baseline("an n-gram tagger", ngram["loss"], self.unit, note)
+        return Baseline("an n-gram tagger", ngram["loss"], "nats/word", note)
 
-    def count_baseline(self, contexts: int) -> dict[str, float]:
+    def count_baseline(self, contexts: int) -> dict[str, Any]:
         """Return the metrics of a `CountTagger` of so many contexts on the split of the training."""
         if self._parts is None:
-            self.prepare(self.source)
+            self.load(self._source)
         assert self._parts is not None
         number = {label: n for n, label in enumerate(self.classes)}
         tagger = CountTagger(len(number), contexts).fit(
             (s.words, [number[label] for label in s.labels]) for s in self._parts.train.sentences
         )
-        totals: dict[str, MetricSum] = {}
+        sums: dict[str, MetricSum] = {}
         for sentence in self._parts.validation.sentences:
             p = tagger.probabilities(sentence.words)
             targets = np.array([number[label] for label in sentence.labels])
@@ -297,8 +310,8 @@ class TokenClassification(TextEncoderTask):
             terms = {"loss": LossTerm(nats, torch.tensor([len(targets)]))}
             terms |= self._count_terms(torch.from_numpy(targets)[None], torch.from_numpy(p.argmax(1))[None])
             for name, term in terms.items():
-                totals.setdefault(name, MetricSum(term.weight)).update(term)
-        return self.legacy_metrics(totals)
+                sums.setdefault(name, MetricSum(term.weight)).update(term)
+        return compute_metrics(self, sums, tables=True)
 
     # Use.
 
@@ -316,7 +329,17 @@ class TokenClassification(TextEncoderTask):
             answers += [(self.classes[n], p) for n, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         return answers
 
-    def use(self, verb: str, options: TagOptions, show: Show) -> dict[str, Any]:
+    def _example(self) -> dict[str, Any]:
+        """Return a validation sentence of about 12 words."""
+        if self._parts is None:
+            self.load(self._source)
+        assert self._parts is not None
+        words = min(self._parts.validation.sentences, key=lambda s: abs(len(s.words) - 12)).words[:20]
+        return {"sentences": [" ".join(words)]}
+
+    @action(TagOptions, example=_example)
+    def _predict(self, options: TagOptions, show: Show) -> dict[str, Any]:
+        """Give the words of sentences their labels."""
         sentences = list(options.sentences)
         if options.file is not None:
             text = read_text(options.file, encoding=self.settings.encoding)
@@ -341,23 +364,14 @@ class TokenClassification(TextEncoderTask):
             results.append(result)
         return {"sentences": results, "notes": self._truncated()}
 
-    def example(self) -> str:
-        if self._parts is None:
-            return ""
-        words = min(self._parts.validation.sentences, key=lambda s: abs(len(s.words) - 12)).words[:20]
-        labels = [label for label, _ in self.tag(words)]
-        if self.settings.labels == "punctuation":
-            return f"{' '.join(words)}\n{restored(list(words), labels)}"
-        return plain_table([list(pair) for pair in zip(words, labels, strict=True)], ["word", "label"])
-
     # The run.
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
         return {**super().save_assets(folder), "labels": self.classes}
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
-        super().load_assets(folder, kept)
-        labels = kept.get("labels")
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
+        super().load_assets(folder, saved)
+        labels = saved.get("labels")
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
             raise UserError(f"{folder / 'config.json'}: parts has no list of labels")
         self.classes = labels

@@ -1,9 +1,11 @@
 """Translation: an encoder–decoder trained on pairs of texts, from any kind of text to any other."""
 
+# Longer than other tasks: pairs of two sides with a tokenizer each, limits of length, and three models.
+
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tokenloom.config import flag, option
+from tokenloom.config import flag, flatten, option
 from tokenloom.data import registry
 from tokenloom.data.pairs import Pair, PairColumns, PairData, looks_like_pairs, read_pairs
 from tokenloom.data.report import data_report
@@ -25,15 +27,15 @@ from tokenloom.evaluation.translation import MISSING, corpus_scores
 from tokenloom.models.batch import IGNORE, Batch, Stream, pad
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
-from tokenloom.tasks._legacy import PreparedData
-from tokenloom.tasks._seq2seq import Seq2SeqTask
+from tokenloom.tasks._seq2seq import PairEvaluateOptions, Seq2SeqTask
 from tokenloom.tasks._settings import PART_NAMES, TextTokenization, TransformerSizes, ValidationSplit, refuse_given
 from tokenloom.tasks._sizes import SizePreset, rates, size_preset
+from tokenloom.tasks.base import NO_SAMPLES, Match, PreparedData, Show, action, need_data
 from tokenloom.tokenizers.base import END, UNKNOWN, Ids, TextTokenizer
 from tokenloom.tokenizers.text import choose_tokenizer, load_tokenizer
 from tokenloom.training.batches import BatchContext
-from tokenloom.training.events import Baseline
-from tokenloom.training.losses import LossTerm, LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.losses import LossTerm, LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric
 from tokenloom.utils.names import counted, some
 
 # Without --max-length, longer pairs are an error: memory grows with the square of the length.
@@ -83,7 +85,10 @@ class TranslationSettings(TransformerSizes, TextTokenization, ValidationSplit):
     )
     too_long: Literal["error", "drop"] = option("error", "what to do with longer pairs")
     model: Literal["transformer", "rnn", "rnn-attention"] = option(
-        "transformer", "transformer, or recurrent without (rnn) or with attention (rnn-attention)", group="Model"
+        "transformer",
+        "transformer: encoder–decoder with cross-attention; rnn: recurrent (GRU), with the source in one vector;"
+        " rnn-attention: recurrent, with attention over the source",
+        group="Model",
     )
     size: Literal["nano", "small", "medium", "large"] = option(
         "small", "size preset: the sizes that are not given", group="Model"
@@ -124,29 +129,36 @@ class PairSamples(ListSamples):
         return np.array([len(self.items[int(k)].source) + len(self.items[int(k)].target) for k in keys], dtype=np.int64)
 
 
+def recognize(source: str) -> Match | None:
+    """Match tables whose columns are named as a source and a target, and built-in pairs."""
+    if source in registry.names():
+        return Match("pairs") if issubclass(registry.find(source).data_class, PairData) else None
+    return Match("pairs: its columns are a source and a target") if looks_like_pairs(source) else None
+
+
 class Translation(Seq2SeqTask):
-    """Predict the target of a source."""
+    """Train an encoder–decoder on pairs of texts; translate and evaluate with it."""
 
     name = "translation"
-    summary = "train an encoder–decoder on pairs of texts; translate and evaluate with it"
     Settings = TranslationSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "transformer": "encoder–decoder with cross-attention; --preset modern (rotary, RMSNorm, ReLU²) or classic",
-        "rnn": "recurrent encoder–decoder (GRU): the source is encoded in one vector",
-        "rnn-attention": "the same, with attention over the source at every step",
-    }
+    metrics = (
+        Metric("loss", "nats/token", "lower"),
+        Metric("loss_ci95", kind="ci95", of="loss", compute=lambda task, sums: sums["loss"].interval()),
+        Metric("perplexity", compute=lambda task, sums: math.exp(min(sums["loss"].value, 700.0))),
+        Metric("accuracy", "of the tokens, with teacher forcing", "higher", "percent"),
+        Metric("exact_match", "of the translations", "higher", "percent"),
+        Metric("num_targets", "tokens", kind="count", compute=lambda task, sums: sums["loss"].count),
+        Metric("num_pairs", kind="count", label="pairs", compute=lambda task, sums: sums["exact_match"].count),
+        # Of greedy translations: only `evaluate` decodes.
+        Metric("bleu", "", "higher", label="BLEU", compute=lambda task, sums: None),
+        Metric("chrf", "", "higher", label="chrF", compute=lambda task, sums: None),
+    )
 
     def __init__(self, settings: TranslationSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
         self._tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None
 
     # Data.
-
-    @classmethod
-    def accepts(cls, data: str) -> str | None:
-        if data in registry.names():
-            return "pairs" if issubclass(registry.find(data).data_class, PairData) else None
-        return "pairs: its columns are a source and a target" if looks_like_pairs(data) else None
 
     @property
     def tokenizers(self) -> tuple[TextTokenizer, TextTokenizer]:
@@ -157,15 +169,17 @@ class Translation(Seq2SeqTask):
     def _read(self, source: str, target_file: str | None = None) -> PairData:
         s: TranslationSettings = self.settings
         columns = PairColumns(s.source_column, s.target_column, s.header)
-        if source != self.source and (source in registry.names() or target_file is not None):
+        if source != self._source and (source in registry.names() or target_file is not None):
             columns = PairColumns()  # The options describe the table of the training.
         return read_pairs(source, target=target_file, columns=columns, encoding=s.encoding)
 
-    def prepare(self, data: str | None) -> PreparedData:
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: TranslationSettings = self.settings
-        assert data is not None
+        source = need_data(self, source)
+        if for_evaluation:
+            return PreparedData(NO_SAMPLES, self._samples(source))
         val_data = None if s.val_data is None else self._read(s.val_data)
-        parts = split(self._read(data, s.target_file), s.val_fraction, s.split_seed, validation=val_data)
+        parts = split(self._read(source, s.target_file), s.val_fraction, s.split_seed, validation=val_data)
         if self._tokenizers is None:
             self._tokenizers = self._train_tokenizers(parts)
         train, val = ([self._encode(pair) for pair in part.pairs] for part in (parts.train, parts.validation))
@@ -174,10 +188,24 @@ class Translation(Seq2SeqTask):
         train, val = (self._short(pairs, limit, notes) for pairs in (train, val))
         for purpose, pairs in (("to train on", train), ("to validate on", val)):
             if not pairs:
-                raise UserError(f"{data}: no pair {purpose} is at most {limit:,} tokens long ({flag('max_length')})")
+                raise UserError(f"{source}: no pair {purpose} is at most {limit:,} tokens long ({flag('max_length')})")
         self._set_sizes(max(pair.length for pair in [*train, *val]))
-        report = data_report(replace(parts, notes=notes), self._token_report(train, val))
-        return PreparedData(PairSamples(train), PairSamples(val), report.lines(), report.as_dict())
+        shown = [name for name in ("model", "width", "depth", "heads", "dropout") if name in self.model_config]
+        longest = self.model_config["target_context"]
+        return PreparedData(
+            PairSamples(train),
+            PairSamples(val),
+            data_report(replace(parts, notes=notes), self._token_report(train, val)),
+            recipe=self._recipe(len(train)),
+            auto_settings={**{name: self.model_config[name] for name in shown}, "max_length": longest - 1},
+            sequence_length=longest,
+            baseline=lambda: pair_baseline([one.pair for one in train], [one.pair for one in val]),
+        )
+
+    def _samples(self, source: str, target_file: str | None = None) -> PairSamples:
+        """Return all pairs of other data."""
+        pairs = [self._encode(pair) for pair in self._read(source, target_file).pairs]
+        return PairSamples(self._short(pairs, self._limit(pairs), []))
 
     def _train_tokenizers(self, parts: Split[PairData]) -> tuple[TextTokenizer, TextTokenizer]:
         """Train on the training pairs; the validation pairs give only the characters that are known."""
@@ -238,10 +266,6 @@ class Translation(Seq2SeqTask):
         notes = [note for tokenizer in dict.fromkeys((source, target)) for note in tokenizer.notes]
         return extra | ({"vocabulary": " ".join(notes)} if notes else {})
 
-    def load_samples(self, data: str, target_file: str | None = None) -> Samples:
-        pairs = [self._encode(pair) for pair in self._read(data, target_file).pairs]
-        return PairSamples(self._short(pairs, self._limit(pairs), []))
-
     # Sizes.
 
     def _set_sizes(self, longest: int) -> None:
@@ -277,13 +301,8 @@ class Translation(Seq2SeqTask):
             raise UserError(f"{error} (--width and --heads decide)") from error
         self.settings = replace(s, **sizes, dropout=dropout)
 
-    def derived(self) -> dict[str, Any]:
-        names = [name for name in ("model", "width", "depth", "heads", "dropout") if name in self.model_config]
-        return {name: self.model_config[name] for name in names} | {
-            "max_length": self.model_config["target_context"] - 1
-        }
-
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
+    def _recipe(self, n: int) -> dict[str, Any]:
+        """Return the training settings for n training pairs."""
         s: TranslationSettings = self.settings
         recipe = dict(size_preset(s.size, SIZES).recipe)
         if s.model != "transformer":
@@ -292,15 +311,10 @@ class Translation(Seq2SeqTask):
             recipe["optimizer"] = "adamw"
         elif s.preset == "classic":
             recipe = {**CLASSIC_RECIPE, "batch_size": recipe["batch_size"], "minutes": recipe["minutes"]}
-        steps = MAX_EPOCHS * -(-len(material.train) // recipe["batch_size"])
+        steps = MAX_EPOCHS * -(-n // recipe["batch_size"])
         return {**recipe, "steps": steps} if steps < MAX_EPOCH_STEPS else recipe
 
     # Model, loss and metrics.
-
-    @property
-    def sequence(self) -> int:
-        """Return the maximum length of the longer side in tokens."""
-        return int(max(self.model_config["source_context"], self.model_config["target_context"]))
 
     def build_model(self, seed: int) -> nn.Module:
         sizes = {name: value for name, value in self.model_config.items() if name != "model"}
@@ -309,7 +323,7 @@ class Translation(Seq2SeqTask):
         sizes = {name: value for name, value in sizes.items() if not name.endswith("_context")}
         return RecurrentTranslator(RecurrentTranslatorConfig(**sizes), seed)
 
-    def collate(self, samples: Sequence[EncodedPair], moment: BatchContext) -> Batch:
+    def collate(self, samples: Sequence[EncodedPair], context: BatchContext) -> Batch:
         target = self.tokenizers[1]
         start, end = torch.tensor([target.vocab_size]), torch.tensor([target.specials[END]])
         rows = [torch.from_numpy(one.target.astype(np.int64)) for one in samples]
@@ -337,17 +351,10 @@ class Translation(Seq2SeqTask):
             "exact_match": LossTerm(exact, (counts > 0).long(), weight=0.0),
         }
 
-    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        loss = totals["loss"]
-        return {
-            "loss": loss.value,
-            "loss_ci95": loss.interval(),
-            "perplexity": math.exp(min(loss.value, 700.0)),
-            "accuracy": totals["accuracy"].value,
-            "exact_match": totals["exact_match"].value,
-            "num_targets": loss.count,
-            "num_pairs": totals["exact_match"].count,
-        }
+    @action(PairEvaluateOptions)
+    def _evaluate(self, options: PairEvaluateOptions, show: Show) -> dict[str, Any]:
+        metrics = self.evaluate(**flatten(options))
+        return metrics if "bleu" in metrics else {**metrics, "notes": [MISSING]}
 
     def evaluate(
         self,
@@ -356,7 +363,7 @@ class Translation(Seq2SeqTask):
         batch_size: int = 64,
         samples: Samples | None = None,
         target_file: str | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Evaluate as every task does, and the greedy translations: `exact_match`, and BLEU and chrF by sacrebleu,
         where it is installed.
 
@@ -365,42 +372,17 @@ class Translation(Seq2SeqTask):
         if target_file is not None and data is None:
             raise UserError(f"{flag('target_file')} {target_file}: needs --data FILE, whose lines are the sources")
         if samples is None:
-            samples = self.prepare(self.source).validation if data is None else self.load_samples(data, target_file)
+            samples = self.load(self._source).validation if data is None else self._samples(data, target_file)
         metrics = super().evaluate(batch_size=batch_size, samples=samples)
         pairs: Sequence[EncodedPair] = samples.take(samples.all())
         texts = [one.text for one in self.translate_ids([one.source for one in pairs])]
         targets = [one.pair.target for one in pairs]
         exact = sum(text == target for text, target in zip(texts, targets, strict=True)) / len(pairs)
-        return {**metrics, "num_translated": len(pairs), "exact_match": exact, **corpus_scores(texts, targets)}
+        return {**metrics, "exact_match": exact, **corpus_scores(texts, targets)}
 
-    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        m = metrics
-        interval = "" if math.isnan(m["loss_ci95"]) else f" ± {m['loss_ci95']:.4f}"
-        lines = [
-            f"loss:          {m['loss']:.4f}{interval} nats/token{' (95 % interval)' if interval else ''}",
-            f"accuracy:      {m['accuracy']:.1%} of the tokens, with teacher forcing",
-            f"exact match:   {m['exact_match']:.1%} of {int(m['num_pairs']):,} translations",
-        ]
-        if "num_translated" in m:
-            scores = f"{m['bleu']:.2f}, {m['chrf']:.2f}" if "bleu" in m else MISSING
-            lines.append(f"BLEU, chrF:    {scores}")
-        return lines
-
-    def baseline(self, material: PreparedData) -> Baseline | None:
-        train, val = ([one.pair for one in part.take(part.all())] for part in (material.train, material.validation))
-        return pair_baseline(train, val)
-
-    def example(self) -> str:
-        """Return the first validation pairs and their translations."""
-        assert self.source is not None
-        samples = self.prepare(self.source).validation
-        pairs: Sequence[EncodedPair] = samples.take(samples.all()[:3])
-        translated = self.translate_ids([one.source for one in pairs])
-        lines = [
-            f"{one.pair.source} → {made.text}" + ("" if made.text == one.pair.target else f"  (not {one.pair.target})")
-            for one, made in zip(pairs, translated, strict=True)
-        ]
-        return "\n".join(lines)
+    def example_sources(self) -> list[str]:
+        samples = self.load(self._source).validation
+        return [one.pair.source for one in samples.take(samples.all()[:3])]
 
     # The run.
 
@@ -411,8 +393,8 @@ class Translation(Seq2SeqTask):
             tokenizer.save(folder / f"{name}.json")
         return {name: tokenizer.fingerprint() for name, tokenizer in parts.items()}
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
-        found = [load_tokenizer(folder / f"{name}.json", str(fingerprint)) for name, fingerprint in kept.items()]
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
+        found = [load_tokenizer(folder / f"{name}.json", str(fingerprint)) for name, fingerprint in saved.items()]
         if not found:
             raise UserError(f"{folder}: its config names no tokenizer")
         self._tokenizers = (found[0], found[-1])

@@ -49,7 +49,7 @@ def test_kinds_of_models_are_trained_and_drawn(call: Call, rhyme: Path, tmp_path
     result = json.loads((out / "sweep.json").read_text("utf-8"))
     assert [one["model"] for one in result["models"]] == ["unigram", "rnn"]
     for one in result["models"]:
-        for context, key in (("running", "bits_per_byte_sliding"), ("16", "bits_per_byte_windows")):
+        for context, key in (("sliding", "bits_per_byte_sliding"), ("16", "bits_per_byte_windows")):
             found = json.loads(call("evaluate", one["run"], "--context", context, "--json").out)
             assert found["bits_per_byte"] == pytest.approx(one[key], rel=1e-6)
     for name in ("sweep.png", "sweep-dark.png"):
@@ -74,7 +74,7 @@ def test_kinds_of_models_are_trained_and_drawn(call: Call, rhyme: Path, tmp_path
         (("sweep", "python-docs", "--models", "rnn,rnn"), "rnn is given twice"),
         (("sweep", "python-docs", "--models", "rnn", "--model", "rnn"), "--model: a sweep trains those of --models"),
         (("sweep", "python-docs", "--models", "bigram", "--size", "tiny"), "--size has no effect on any of bigram"),
-        (("sweep", "python-docs", "--models", "bigram", "--steps", "3"), "--steps has no effect on a model that is"),
+        (("sweep", "python-docs", "--models", "bigram", "--steps", "3", "-q"), "--steps has no effect on a model that is"),
         (("sweep", "python-docs", "--models", "bigram", "--eval-context", "0"), "--eval-context 0: must be at least 1"),
     ],
 )
@@ -86,5 +86,5 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_a_context_that_cannot_be_is_refused(refused: Callable[..., str], run: Path) -> None:
-    assert "must be running, or a number of tokens" in refused("evaluate", run, "--context", "half")
+    assert "must be sliding, or a number of tokens" in refused("evaluate", run, "--context", "half")
     assert "reads at most" in refused("evaluate", run, "--context", "100000")

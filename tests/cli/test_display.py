@@ -1,14 +1,16 @@
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from tokenloom.cli.display import COLUMN, Display, Speed, field
 from tokenloom.runs.events import Prepared
 from tokenloom.tasks._text_decoder import GenerateOptions
+from tokenloom.tasks.base import EvaluateOptions, Show, action
 from tokenloom.training.events import Baseline, Evaluated, Event, Finished, Resumed, Saved, StepFinished
+from tokenloom.training.metrics import Metric
 
 
 def stepped(step: int, seconds: float, loss: float = 2.0, steps: int = 100) -> StepFinished:
@@ -63,12 +65,12 @@ def test_labels_stand_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
     shown(
         display,
         Prepared(["data:       x.txt", "validation: 1 document"], {}),
-        Baseline("n-gram", 1.5, "nats a token", "with context"),
+        Baseline("n-gram", 1.5, "nats/token", "with context"),
         Resumed(7, ["step-9 is cut"]),
     )
     lines = capsys.readouterr().err.splitlines()
     assert lines[2:] == [
-        "baseline:          1.5000 nats a token, n-gram with context",
+        "baseline:          1.5000 nats/token, n-gram with context",
         "resumed:           from step 7",
         "note:              step-9 is cut",
     ]
@@ -107,13 +109,16 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class FakeTask:
-    uses: ClassVar[dict[str, type]] = {"generate": GenerateOptions}
+    metrics = (Metric("loss", "nats/token"),)
 
-    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        return [f"loss: {metrics['loss']}"]
+    @action(EvaluateOptions)
+    def evaluate(self, options: Any, show: Show) -> dict[str, Any]:
+        return {}
 
-    def example(self) -> str:
-        return "Once upon a time"
+    @action(GenerateOptions, example=lambda task: {"max_new_tokens": 4})
+    def generate(self, options: Any, show: Show) -> dict[str, Any]:
+        show(f"Once upon {options.max_new_tokens} times")
+        return {}
 
 
 def fitting(**more: Any) -> Any:
@@ -123,12 +128,12 @@ def fitting(**more: Any) -> Any:
 @pytest.mark.parametrize(("loss", "verdict"), [(1.2, "better"), (1.5, "worse")])
 def test_the_result(loss: float, verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
     display = Display()
-    shown(display, Baseline("n-gram", 1.5, "nats a token"), Finished(5, "steps", 5, {"loss": loss}, 1.0))
+    shown(display, Baseline("n-gram", 1.5, "nats/token"), Finished(5, "steps", 5, {"loss": loss}, 1.0))
     display.result(fitting(), {"loss": loss, "steps": 5, "reason": "steps"}, example=True)
     out = capsys.readouterr().out
-    assert f"loss: {loss}\n" in out
+    assert f"loss: {loss:.4f} nats/token\n" in out
     assert f"\n{verdict} than the baseline, n-gram (1.5000)\n" in out
-    assert "\nOnce upon a time\n" in out
+    assert "\nOnce upon 4 times\n" in out
     assert out.endswith("saved in 'runs/two words'; try: tokenloom generate 'runs/two words'\n")
 
 

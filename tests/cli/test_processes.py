@@ -121,7 +121,7 @@ Trainer.step = step
 def test_ctrl_c_before_training_stops_at_once(rhyme: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     while_reading = """
 from tokenloom.tasks.text_generation import TextGeneration
-TextGeneration.prepare = lambda self, data: os.kill(os.getpid(), signal.SIGINT)
+TextGeneration.load = lambda self, source, **more: os.kill(os.getpid(), signal.SIGINT)
 """
     words = ["train", str(rhyme), *TINY, "--out", str(tmp_path / "run")]
     done = with_signals(while_reading, words, environment)

@@ -12,6 +12,7 @@ from tasks.own_task import write_sums
 from tiny_cli import RHYME, SETTINGS, TINY, Call, Refused
 
 import tokenloom
+from tokenloom.cli.display import example_of
 from tokenloom.training.loop import Trainer
 
 OWN_TASK = Path(__file__).parents[1] / "tasks" / "own_task.py"
@@ -39,12 +40,11 @@ def test_what_is_printed(call: Call, rhyme: Path, tmp_path: Path) -> None:
     assert "\x1b" not in answer.err + answer.out, "no colors and no bars where there is no terminal"
     result = answer.out.splitlines()
     assert result[0].startswith("loss: ")
-    assert result[0].endswith("nats a token (95 % interval)")
-    assert any(line.startswith("measured on:") and "windows of 16" in line for line in result)
+    assert result[0].endswith("nats/token (95 % interval)")
+    assert any(line.startswith("context:") and "16 tokens" in line for line in result)
     assert any("than the baseline, order-6 Kneser–Ney n-gram" in line for line in result)
     assert result[-1] == f"saved in {out}; try: tokenloom generate {out}"
-    loaded = tokenloom.load(out)
-    assert loaded.example().strip() in answer.out, "the example is what the trained model makes"
+    assert example_of(tokenloom.load(out)).strip() in answer.out, "the example is what the trained model makes"
 
 
 def test_the_run_folder_has_everything(run: Path) -> None:
@@ -69,7 +69,7 @@ def test_json_is_the_last_line(call: Call, rhyme: Path, tmp_path: Path) -> None:
     assert 0 < result["training_seconds"] < result["seconds"]
     assert result["settings"]["width"] == 16
     measured = call("evaluate", out, "--json").json
-    for name in ("loss", "perplexity", "bits", "bits_per_byte", "interval", "targets", "window"):
+    for name in ("loss", "perplexity", "bits_per_token", "bits_per_byte", "loss_ci95", "num_targets"):
         assert result[name] == pytest.approx(measured[name], rel=1e-6), name
 
 
@@ -276,7 +276,7 @@ def test_a_task_from_a_file(call: Call, refused: Refused, tmp_path: Path) -> Non
 def test_the_help_of_train_names_every_setting(call: Call) -> None:
     answer = call("train", "--help")
     assert answer.code == 0
-    for flag in ("--size", "--window", "--minutes", "--muon-lr", "--task", "--resume", "--json", "--quiet"):
+    for flag in ("--size", "--sliding-window", "--minutes", "--muon-lr", "--task", "--resume", "--json", "--quiet"):
         assert flag in answer.out
 
 

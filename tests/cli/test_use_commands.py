@@ -30,17 +30,17 @@ def test_generate_prints_the_prompt_and_what_follows(call: Call, run: Path) -> N
 
 def test_generate_as_json(call: Call, run: Path) -> None:
     words = ("generate", run, "--prompt", "One", "--max-new-tokens", "9", "--temperature", "1.3", "--top-k", "5")
-    answer = call(*words, "--samples", "3", "--json")
+    answer = call(*words, "--num-samples", "3", "--json")
     assert answer.out.count("\n") == 1, "with --json there is nothing but the object"
     result = answer.json
     assert (
         result["texts"]
-        == tokenloom.load(run).generate_all(["One"], max_new_tokens=9, temperature=1.3, top_k=5, samples=3)[0]
+        == tokenloom.load(run).generate_all(["One"], max_new_tokens=9, temperature=1.3, top_k=5, num_samples=3)[0]
     )
     assert result["text"] == result["texts"][0]
     assert result["prompt"] == "One"
     assert len(set(result["texts"])) > 1
-    shown = call(*words, "--samples", "3").out
+    shown = call(*words, "--num-samples", "3").out
     assert shown == f"\n{'-' * 40}\n".join("One" + text for text in result["texts"]) + "\n"
 
 
@@ -58,7 +58,7 @@ def test_stop_strings_end_the_text_before_them(call: Call, run: Path) -> None:
 
 
 def test_beam_search(call: Call, run: Path) -> None:
-    answer = call("generate", run, "--prompt", "One", "--beam", "4", "--max-new-tokens", "12", "--json").json
+    answer = call("generate", run, "--prompt", "One", "--num-beams", "4", "--max-new-tokens", "12", "--json").json
     greedy = call("generate", run, "--prompt", "One", "--temperature", "0", "--max-new-tokens", "12", "--json").json
     task = tokenloom.load(run)
     assert len(answer["text"]) == 12
@@ -74,7 +74,7 @@ def test_the_prompt_from_standard_input(
     piped(monkeypatch, b"\xef\xbb\xbfOne")
     assert "U+FEFF" in refused("generate", run, "--prompt", "-")
     piped(monkeypatch, b"")
-    assert "cannot start from nothing" in refused("generate", run, "--prompt", "-")
+    assert "needs some text to continue" in refused("generate", run, "--prompt", "-")
     piped(monkeypatch, b"\n\n\n")
     assert call("generate", run, "--prompt", "-", "--max-new-tokens", "5").code == 0
     piped(monkeypatch, b"caf\xe9")
@@ -124,14 +124,14 @@ def test_unseen_characters_are_named(refused: Refused, run: Path) -> None:
         (["--min-p", "-0.1"], ["--min-p", "-0.1"]),
         (["--repetition-penalty", "0.5"], ["--repetition-penalty", "0.5"]),
         (["--max-new-tokens", "-1"], ["--max-new-tokens", "-1"]),
-        (["--samples", "0"], ["--samples 0"]),
-        (["--beam", "0"], ["--beam 0"]),
-        (["--beam", "3", "--samples", "2"], ["--samples", "--beam"]),
-        (["--beam", "3", "--temperature", "0.5"], ["--temperature", "--beam"]),
-        (["--length-penalty", "1"], ["--length-penalty", "--beam"]),
-        (["--beam", "2", "--length-penalty", "11"], ["--length-penalty 11"]),
+        (["--num-samples", "0"], ["--num-samples 0"]),
+        (["--num-beams", "0"], ["--num-beams 0"]),
+        (["--num-beams", "3", "--num-samples", "2"], ["--num-samples", "--num-beams"]),
+        (["--num-beams", "3", "--temperature", "0.5"], ["--temperature", "--num-beams"]),
+        (["--length-penalty", "1"], ["--length-penalty", "--num-beams"]),
+        (["--num-beams", "2", "--length-penalty", "11"], ["--length-penalty 11"]),
         (["--stop", ""], ["--stop"]),
-        (["--prompt", ""], ["--prompt", "cannot start from nothing"]),
+        (["--prompt", ""], ["--prompt", "needs some text to continue"]),
         (["--prompt", "half \ud83d of it"], ["--prompt", "U+D83D"]),
         (["--tempratur", "1"], ["--tempratur", "--temperature"]),
         (["--device", "cuda:77"], ["--device cuda:77"]),
@@ -157,7 +157,7 @@ def test_options_that_cannot_be(words: list[str], parts: list[str], refused: Ref
         ["--min-p", "1"],
         ["--repetition-penalty", "5"],
         ["--max-new-tokens", "0"],
-        ["--beam", "100000", "--max-new-tokens", "2"],
+        ["--num-beams", "100000", "--max-new-tokens", "2"],
         ["--seed", "-12345678901234567890"],
     ],
     ids=" ".join,
@@ -195,7 +195,7 @@ def test_runs_that_are_none(verb: str, refused: Refused, rhyme: Path, tmp_path: 
         (lambda config: json.dumps({**config, "task": "text-generatoin"}), "text-generation"),
         (lambda config: json.dumps({**config, "settings": {**config["settings"], "speed": 3}}), "speed"),
         (lambda config: json.dumps({**config, "model": {**config["model"], "width": 32}}), "shape"),
-        (lambda config: json.dumps({**config, "parts": {"tokenizer": "0" * 64}}), "tokenizer.json"),
+        (lambda config: json.dumps({**config, "assets": {"tokenizer": "0" * 64}}), "tokenizer.json"),
     ],
 )
 def test_runs_that_were_altered(change, word: str, refused: Refused, run: Path, tmp_path: Path) -> None:
@@ -223,10 +223,9 @@ def test_a_cut_file_is_refused_by_name(refused: Refused, run: Path, tmp_path: Pa
 def test_evaluate(call: Call, run: Path) -> None:
     lines = call("evaluate", run).out.splitlines()
     measured = tokenloom.load(run).evaluate()
-    assert (
-        lines[0] == f"loss:          {measured['loss']:.4f} ± {measured['interval']:.4f} nats a token (95 % interval)"
-    )
-    assert lines[-1] == f"measured on:   {int(measured['targets']):,} tokens, in separate windows of 16"
+    loss = f"{measured['loss']:.4f} ± {measured['loss_ci95']:.4f} nats/token (95 % interval)"
+    assert lines[0].split(":")[1].strip() == loss
+    assert lines[-2:] == [f"num targets:    {int(measured['num_targets']):,} tokens", "context:        16 tokens"]
     assert call("evaluate", run, "--batch-size", "3", "--json").json["loss"] == pytest.approx(
         measured["loss"], abs=1e-6
     )
@@ -236,7 +235,7 @@ def test_evaluate_on_other_data(call: Call, refused: Refused, run: Path, tmp_pat
     other = tmp_path / "other.txt"
     other.write_text("ive, six, shut my door.\n", "utf-8")
     result = call("evaluate", run, "--data", other, "--json").json
-    assert result["targets"] == len(other.read_text("utf-8")) - 1
+    assert result["num_targets"] == len(other.read_text("utf-8")) - 1
     assert result["data"] == str(other)
     other.write_text("☃ six", "utf-8")
     message = refused("evaluate", run, "--data", other)
@@ -268,7 +267,7 @@ def test_a_run_on_standard_input_is_measured_on_it_again(
     piped(monkeypatch, rhyme.read_bytes())
     from_pipe = call("evaluate", tmp_path / "run", "--json").json
     piped(monkeypatch, rhyme.read_bytes())
-    assert call("evaluate", tmp_path / "run", "--data", "-", "--json").json["targets"] > from_pipe["targets"]
+    assert call("evaluate", tmp_path / "run", "--data", "-", "--json").json["num_targets"] > from_pipe["num_targets"]
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: True))
     assert "standard input" in refused("evaluate", tmp_path / "run")
 
@@ -279,7 +278,7 @@ def test_score(call: Call, refused: Refused, run: Path) -> None:
     assert result["log_probs"] == pytest.approx(list(scored.log_probs), abs=1e-6)
     assert result["total"] == pytest.approx(sum(result["log_probs"]), abs=1e-6)
     out = call("score", run, "--prompt", "One, two, ", "--continuation", "buckle").out
-    assert out == f"{scored.total:.4f} nats in all, {scored.average:.4f} a token over 6 tokens\n"
+    assert out == f"{scored.total:.4f} nats in total, {scored.average:.4f} nats/token over 6 tokens\n"
     assert math.isfinite(call("score", run, "--continuation", "One", "--json").json["total"])
     assert "--continuation" in refused("score", run, "--prompt", "One")
     assert "☃" in refused("score", run, "--prompt", "One", "--continuation", "☃")
@@ -350,12 +349,13 @@ def test_every_command_has_help(command: str, call: Call) -> None:
 
 
 def test_help_lists_every_action_that_a_task_has(call: Call) -> None:
-    from tokenloom.tasks.registry import find_task, task_names
+    from tokenloom.tasks.base import actions_of
+    from tokenloom.tasks.registry import all_tasks
 
     text = call("--help").out
-    for name in task_names():
-        for action in find_task(name).uses:
+    for task in all_tasks():
+        for action in actions_of(task):
             if action.startswith("inspect "):
-                assert action.removeprefix("inspect ") in text, f"{action} of {name}"
+                assert action.removeprefix("inspect ") in text, f"{action} of {task.name}"
             else:
-                assert f"│ {action} " in text, f"{action} of {name}"
+                assert f"│ {action} " in text, f"{action} of {task.name}"

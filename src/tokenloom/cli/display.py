@@ -323,7 +323,7 @@ class Display:
             if self._baseline is not None and (better := self._baseline.beaten(result)) is not None:
                 verdict = "better" if better else "worse"
                 print(f"{verdict} than the baseline, {self._baseline.name} ({self._baseline.value:.4f})")
-        if example and (text := _example(session.task)):
+        if example and (text := example_of(session.task)):
             print(f"{'-' * 29} example {'-' * 30}\n{text.strip()}\n{'-' * 68}")
         if session.folder is None:
             return
@@ -338,7 +338,7 @@ class Display:
         print(f"saved in {where}; try: {' '.join(['tokenloom', command, where, *words])}")
 
 
-def _example(task: Task) -> str:
+def example_of(task: Task) -> str:
     """Return what the action of a task shows that is declared as its example; empty when there is none."""
     from tokenloom.config import build
     from tokenloom.tasks.base import actions_of

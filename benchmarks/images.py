@@ -39,9 +39,9 @@ def _ours(**more: Any) -> Callable[[], Any]:
     given: dict[str, Any] = dict.fromkeys(("translate", "rotate", "scale", "elastic"), 0.0)
     given |= {"image_size": str(SIDE), "patch_size": str(PATCH), "width": D, "depth": L, "heads": H, "pool": "cls"}
     task = ImageClassification(ImageClassificationSettings(**given))
-    material = task.prepare("digits")
-    settings, _ = fill(TrainingSettings(**more), {**DEFAULT_RECIPE, **task.recipe(material)})
-    batches = Batches(material.train, task.collate, batch_size=BATCH, seed=0)
+    prepared = task.load("digits")
+    settings, _ = fill(TrainingSettings(**more), {**DEFAULT_RECIPE, **prepared.recipe})
+    batches = Batches(prepared.train, task.collate, batch_size=BATCH, seed=0)
     trainer = Trainer(task, task.build_model(0).train(), settings, batches)
     done = iter(range(1 << 40))
     return lambda: trainer.step(next(done) % STEPS, STEPS)
@@ -52,7 +52,7 @@ def _peer() -> Callable[[], Any]:
     from transformers import ViTConfig, ViTForImageClassification
 
     task = ImageClassification(ImageClassificationSettings(image_size=str(SIDE)))
-    samples: Any = task.prepare("digits").train
+    samples: Any = task.load("digits").train
     pixels, labels = (torch.from_numpy(part) for part in samples.take(samples.all()))
     X = (pixels / 255 - 0.5) / 0.5
     config = ViTConfig(
@@ -86,7 +86,7 @@ def _peer() -> Callable[[], Any]:
 def _codes() -> Callable[[], Any]:
     """Generate images by VQ codes, with decoding."""
     codes = ImageTokenizerTask(ImageTokenizerSettings(image_size=str(SIDE)))
-    codes.prepare("digits")
+    codes.load("digits")
     codes.model = codes.build_model(0).eval()
     task = ImageGeneration(ImageGenerationSettings(image_size=str(SIDE)))
     task.prerequisites()[0].use(codes)
@@ -101,7 +101,7 @@ def _pixels() -> Callable[[], Any]:
 
 
 def _made(task: ImageGeneration) -> Callable[[], Any]:
-    task.prepare("digits")
+    task.load("digits")
     task.model = task.build_model(0).eval()
     return lambda: task.generate(GENERATED)
 

@@ -59,12 +59,12 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     """Train both on the training part of some data, and measure both on its validation part."""
     torch.set_num_threads(1)
     task = WordVectorTask(WordVectorSettings(model=model, word_rule=words))  # type: ignore[arg-type]
-    material: Any = task.prepare(data)
-    names, texts = task.vocabulary.words, texts_of(task, material.train)
+    prepared: Any = task.load(data)
+    names, texts = task.vocabulary.words, texts_of(task, prepared.train)
     count = sum(map(len, texts))
     theirs = gensim_model(task, texts, seed)
-    recipe = {**DEFAULT_RECIPE, **task.recipe(material)}
-    batches = Batches(material.train, task.collate, batch_size=recipe["batch_size"], seed=seed)
+    recipe = {**DEFAULT_RECIPE, **prepared.recipe}
+    batches = Batches(prepared.train, task.collate, batch_size=recipe["batch_size"], seed=seed)
     each = batches.steps_per_epoch
     settings, _ = fill(TrainingSettings(steps=passes * each, seed=seed), recipe)
     trainer = Trainer(task, task.build_model(seed), settings, batches)
@@ -77,7 +77,7 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
         steps = range(done * each, (done + 1) * each)
         sides.tokenloom.timed(lambda steps=steps: [trainer.step(step, passes * each) for step in steps])  # type: ignore[misc]
     task.model = trainer.model
-    held = np.asarray(material.validation.ids, np.int64)
+    held = np.asarray(prepared.validation.ids, np.int64)
     vectors = {"gensim": np.stack([theirs.wv[name] for name in names]), "tokenloom": task.vectors}
     for name, found in vectors.items():
         getattr(sides, name).agreement, sides.pairs = spearman_pmi(found.astype(np.float64), held, task.settings.window)

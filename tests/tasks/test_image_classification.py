@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.kit_examples import stripes
 
 import tokenloom
 from tokenloom.cli.main import main
@@ -18,7 +19,7 @@ from tokenloom.plotting import loss_curve as curves
 from tokenloom.plotting.heatmaps import draw_overlays
 from tokenloom.tasks import image_classification
 from tokenloom.tasks._images import parse_size
-from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings, stripes
+from tokenloom.tasks.image_classification import ImageClassification, ImageClassificationSettings
 from tokenloom.training.batches import BatchContext
 
 TINY: dict[str, Any] = {"task": "image-classification", "width": 16, "depth": 1, "heads": 2, "threads": 1}
@@ -66,7 +67,7 @@ def test_evaluate_has_the_tables(run: tuple[Path, Path], capsys: pytest.CaptureF
     assert counts.sum() == found["num_images"] == 5
     assert found["accuracy"] == counts.trace() / 5
     assert main(["evaluate", str(run[0])]) == 0
-    assert "5 images" in capsys.readouterr().out
+    assert "images:                     5\n" in capsys.readouterr().out
 
 
 def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_other_data_go_by_the_names_of_classes(run: tuple[Path, Path], tmp_path:
     task: Any = tokenloom.load(run[0])
     shutil.copytree(run[1] / "vertical", tmp_path / "d" / "vertical")
     shutil.copytree(run[1] / "horizontal", tmp_path / "d" / "across")
-    samples = task.load_samples(str(tmp_path / "d"))
+    samples = task.load(str(tmp_path / "d"), for_evaluation=True).validation
     assert sorted(set(samples.labels.tolist())) == [-100, 1]
     counts = np.array(task.evaluate(str(tmp_path / "d"))["confusion"]["counts"])
     assert counts.shape == (3, 3)
@@ -99,7 +100,7 @@ def test_other_data_without_a_known_class_are_refused(
 
 def test_augmentation_is_of_training_alone_and_keyed_by_sample(run: tuple[Path, Path]) -> None:
     task: Any = tokenloom.load(run[0])
-    samples = task.prepare(str(run[1])).training
+    samples = task.load(str(run[1])).train
     keys = samples.all()[:6]
 
     def batch(keys: Any, step: int) -> torch.Tensor:
@@ -202,7 +203,7 @@ def test_large_images_are_averaged_for_the_baseline() -> None:
 )
 def test_what_cannot_be_is_refused(run: tuple[Path, Path], settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        ImageClassification(ImageClassificationSettings(**settings)).prepare(str(run[1]))
+        ImageClassification(ImageClassificationSettings(**settings)).load(str(run[1]))
 
 
 def test_many_images_are_augmented_less(run: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +211,7 @@ def test_many_images_are_augmented_less(run: tuple[Path, Path], monkeypatch: pyt
 
     def augmentation(**settings: float) -> tuple[float, ...]:
         task = ImageClassification(ImageClassificationSettings(**settings))  # type: ignore[arg-type]
-        task.prepare(str(run[1]))
+        task.load(str(run[1]))
         how = task.settings
         return how.translate, how.rotate, how.scale, how.elastic
 
@@ -235,7 +236,7 @@ def test_info_reckons_with_what_the_plan_does(
     words = ["train", str(run[1]), "--task", "image-classification", "--model", model, "--threads", "1", "--quiet"]
     assert main([*words, "--steps", "1", "--width", "16", "--depth", "1", "--out", str(tmp_path / "r"), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["flops_per_token"]
-    assert tokenloom.load(tmp_path / "r").sequence == sequence
+    assert tokenloom.load(tmp_path / "r").load(str(run[1])).sequence_length == sequence
     assert main(["info", str(tmp_path / "r"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["flops_per_token"] == planned
 
@@ -261,7 +262,7 @@ def test_one_class_is_refused_and_so_is_none(run: tuple[Path, Path], tmp_path: P
     for folder in (tmp_path / "one", tmp_path / "flat"):
         shutil.copytree(run[1] / "horizontal", folder / "horizontal" if folder.name == "one" else folder)
         with pytest.raises(UserError, match="images of at least two classes are needed"):
-            ImageClassification().prepare(str(folder))
+            ImageClassification().load(str(folder))
 
 
 def test_a_run_is_gone_on_from_at_another_resolution(run: tuple[Path, Path], tmp_path: Path) -> None:

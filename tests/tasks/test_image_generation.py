@@ -67,7 +67,7 @@ def test_the_stage_is_a_run_and_a_tokenizer(runs: Path) -> None:
     assert isinstance(trained, ImageTokenizerTask)
     tokenizer = trained.tokenizer
     config = json.loads((runs / "vq" / "config.json").read_text("utf-8"))
-    assert config["parts"]["tokenizer"] == tokenizer.fingerprint()
+    assert config["assets"]["tokenizer"] == tokenizer.fingerprint()
     pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
     codes = tokenizer.encode(pixels)
     assert codes.shape == (3, 16)
@@ -103,8 +103,8 @@ def test_encoding_says_how_far_it_is(
     """Images encoded by an existing tokenizer show progress, but not with --quiet."""
     monkeypatch.setattr(waiting, "PATIENCE", 0.0)
     monkeypatch.setattr(_image_tokens, "CHUNK", 10)
-    words = ["train", str(runs / "bars"), "--task", "image-generation", "--image-tokenizer", str(runs / "vq-tokenizer")]
-    words += ["--augmentations-per-image", "2", "--threads", "1", "--steps", "1"]
+    words = ["train", str(runs / "bars"), "--task", "image-generation", "--threads", "1", "--steps", "1"]
+    words += ["--image-tokenizer", str(runs / "vq-tokenizer"), "--augmentations-per-image", "2"]
     words += ["--width", "16", "--depth", "1", "--heads", "2"]
     assert main([*words, "--dry-run"]) == 0
     assert "progress:          10 of 40 images encoded" in capsys.readouterr().err
@@ -251,7 +251,7 @@ def test_what_is_measured(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_classes_are_hidden_as_often_as_asked(runs: Path) -> None:
     task = tokenloom.load(runs / "pixels")
     assert isinstance(task, ImageGeneration)
-    samples = task.prepare(task.source).training
+    samples = task.load(str(runs / "bars")).train
     starts = []
     for step in range(30):
         keys = samples.all()
@@ -353,7 +353,7 @@ def test_a_run_of_another_task_or_for_other_images_is_no_tokenizer(
 ) -> None:
     words = ["train", str(runs / "bars"), "--task", "image-generation", "--out", str(tmp_path / "run"), "-q"]
     found = line_of([*words, "--image-tokenizer", str(runs / "pixels")], capsys)
-    assert "is an image-generation run; an image-tokenizer run is needed" in found
+    assert "is an image-generation run, and an image-tokenizer run is needed" in found
     found = line_of([*words, "--image-tokenizer", str(runs / "vq-tokenizer"), "--image-size", "12"], capsys)
     assert "is for images of 8 × 8 pixels" in found
     found = line_of([*words, "--image-tokenizer", str(runs / "vq-tokenizer"), "--color-mode", "rgb"], capsys)

@@ -140,7 +140,7 @@ def _vision_bounds(bench: Bench, behind: Sequence[float], most: tuple[float, flo
 def look(task: ImageClassification, data: str, count: int) -> tuple[Plot, float]:
     """Return a plot of validation images with the class token's attention to each patch (last layer, mean over heads),
     and the largest deviation of its rows' sums from 1."""
-    samples = task.prepare(data).validation
+    samples = task.load(data).validation
     pixels = samples.take(samples.all()[:: max(1, len(samples) // count)][:count])[0]
     hooks = Hooks("layers.*.pattern")
     answers = task.logits(torch.from_numpy(pixels), hooks).argmax(-1).tolist()

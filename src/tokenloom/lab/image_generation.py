@@ -72,7 +72,7 @@ def _train(bench: Bench, tokenizer: str) -> Generator:
 
 def parts(task: ImageGeneration, bench: Bench) -> tuple[Pixels, Pixels]:
     """Return the training and the validation images."""
-    prepared = task.prepare(QUICK if bench.quick else FULL)
+    prepared = task.load(QUICK if bench.quick else FULL)
     assert isinstance(prepared.train, TokenizedImages)
     assert isinstance(prepared.validation, TokenizedImages)
     return prepared.train.pixels, prepared.validation.pixels

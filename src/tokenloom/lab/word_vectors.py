@@ -135,11 +135,11 @@ def word_vectors(bench: Bench) -> Outcome:
     scores: dict[str, list[float]] = {}
     for kind in kinds:
         task = WordVectorTask(WordVectorSettings(model=kind))
-        material: Any = task.prepare(CORPUS)
-        held = np.asarray(material.validation.ids, np.int64)
-        vectors = {"tokenloom": own_vectors(task, material.train, passes, bench.seed)}
+        prepared: Any = task.load(CORPUS)
+        held = np.asarray(prepared.validation.ids, np.int64)
+        vectors = {"tokenloom": own_vectors(task, prepared.train, passes, bench.seed)}
         if peer:
-            vectors["gensim"] = gensim_vectors(task, material.train, passes, bench.seed)
+            vectors["gensim"] = gensim_vectors(task, prepared.train, passes, bench.seed)
         found = {name: spearman_pmi(one, held, task.settings.window) for name, one in vectors.items()}
         spaces = {name: EmbeddingSpace(task.vocabulary.words, one.astype(np.float32)) for name, one in vectors.items()}
         own = found["tokenloom"][0]

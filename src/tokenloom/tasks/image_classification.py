@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -29,13 +29,23 @@ from tokenloom.models.batch import IGNORE, Batch, Stream
 from tokenloom.models.convolutional import ConvolutionalConfig, ConvolutionalNetwork
 from tokenloom.models.vision import VisionConfig, VisionTransformer, resized_positions
 from tokenloom.nn.hooks import Hooks
+from tokenloom.nn.modules import device_of, eval_mode
 from tokenloom.plotting.heatmaps import draw_overlays
 from tokenloom.plotting.style import place_of
 from tokenloom.plotting.tables import plain_table
+from tokenloom.tasks._classification import check_labels, classification_metrics, metric_terms
 from tokenloom.tasks._images import ImageInput, parse_size
-from tokenloom.tasks._legacy import PreparedData, Show, Task
-from tokenloom.tasks._legacy_classification import Classification, metric_terms
 from tokenloom.tasks._settings import TransformerParts
+from tokenloom.tasks.base import (
+    NO_SAMPLES,
+    Initialization,
+    Match,
+    PreparedData,
+    Show,
+    Task,
+    action,
+    need_data,
+)
 from tokenloom.tokenizers.patches import Patches
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
@@ -92,25 +102,23 @@ class AttentionOptions(Options):
     dark: bool = option(False, "dark background")
 
 
+def recognize(source: str) -> Match | None:
+    """Match folders and tables of images, and built-in image data sets."""
+    reason = looks_like_images(source)
+    return None if reason is None else Match(reason)
+
+
 def _epochs(n: int) -> float:
     """Return the number of epochs for n training images."""
     return min(max(IMAGES_SEEN / n, MIN_EPOCHS), MAX_EPOCHS)
 
 
-class ImageClassification(Classification):
-    """Give each image one class."""
+class ImageClassification(Task):
+    """Train a model to give images one of several labels, from folders or a table."""
 
     name = "image-classification"
-    summary = "train a model to give images one of several labels, from folders or a table"
     Settings = ImageClassificationSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "vit": "vision transformer: patches as tokens of an encoder",
-        "cnn": "small convolutional network",
-    }
-    uses: ClassVar[Mapping[str, type]] = {"predict": PredictOptions, "inspect attention": AttentionOptions}
-    things: ClassVar[str] = "images"
-    unit: str = "nats/image"
-    head: ClassVar[str] = "head."
+    metrics = classification_metrics("image")
 
     def __init__(self, settings: ImageClassificationSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
@@ -121,17 +129,16 @@ class ImageClassification(Classification):
 
     # Data.
 
-    @classmethod
-    def accepts(cls, data: str) -> str | None:
-        return looks_like_images(data)
-
-    def prepare(self, data: str | None) -> PreparedData:
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: ImageClassificationSettings = self.settings
-        assert data is not None
-        images = s.read(data, self.image_format)
+        source = need_data(self, source)
+        images = s.read(source, self.image_format, other_data=for_evaluation)
+        if for_evaluation:
+            check_labels(source, images.classes, self.classes)
+            return PreparedData(NO_SAMPLES, self._samples(images))
         if len(set(images.labels.tolist()) - {-1}) < 2:
             raise UserError(
-                f"{data}: images of at least two classes are needed, one folder per class, or a table of paths and"
+                f"{source}: images of at least two classes are needed, one folder per class, or a table of paths and"
                 f" labels; there are {len(images)} images of {', '.join(images.classes) or 'no class'}"
                 + ("" if images.classes else " (--task image-generation needs no classes)")
             )
@@ -148,22 +155,29 @@ class ImageClassification(Classification):
         # Images that are repeated less often need less augmentation to look new each time.
         strength = math.sqrt(_epochs(len(parts.train)) / MAX_EPOCHS)
         self.settings = self.settings.with_default_augmentation(strength)
+        train, val = self._samples(parts.train), self._samples(parts.validation)
+        c, vit = self.model_config, s.model == "vit"
         height, width = self.patches.patch_size
         tokens = {"tokens": f"{self.patches.num_patches} per image, patches of {height} × {width} pixels"}
-        report = data_report(parts, tokens if s.model == "vit" else {})
-        train, val = self._samples(parts.train), self._samples(parts.validation)
-        return PreparedData(train, val, report.lines(), report.as_dict())
+        rows, columns = c["grid"] if vit else c["shape"][1:]
+        auto = ("width", "depth", "heads", "pool", "positions") if vit else ("width", "depth")
+        return PreparedData(
+            train,
+            val,
+            data_report(parts, tokens if vit else {}),
+            recipe=self._recipe(len(train)),
+            auto_settings=({"tokens": self.patches.num_patches} if vit else {})
+            | {name: c[name] for name in auto}
+            | {"classes": len(self.classes)},
+            sequence_length=int(rows * columns),
+            baseline=lambda: _svm_baseline(train, val),
+        )
 
     def _samples(self, data: ImageData) -> ImageSamples:
         """Return samples with the class numbers of this model; classes are matched by name."""
         number = {label: i for i, label in enumerate(self.classes)}
         numbers = np.array([number.get(label, IGNORE) for label in data.classes] + [IGNORE], dtype=np.int64)
         return ImageSamples(data.pixels, numbers[data.labels])
-
-    def load_samples(self, data: str) -> ImageSamples:
-        images = self.settings.read(data, self.image_format, other_data=True)
-        self.check_known(data, images.classes)
-        return self._samples(images)
 
     @property
     def patches(self) -> Patches:
@@ -186,7 +200,7 @@ class ImageClassification(Classification):
 
     # Initialization from another run.
 
-    def adopt_config(self, origin: Task) -> None:
+    def init_from(self, origin: Task) -> Initialization:
         """Take over the sizes and the pixel normalization of a run. At another image size, positions are resized."""
         init_from = flag("init_from")
         if not isinstance(origin, ImageClassification):
@@ -217,14 +231,13 @@ class ImageClassification(Classification):
             )
         self.settings = replace(s, **adopted, image_size=s.image_size or f"{H}x{W}")
 
-    def adapt_tensor(self, name: str, value: Tensor, origin: Task) -> Tensor:
-        if name != "backbone.positions.table":
-            return value
-        old, new = (tuple(task.model_config["grid"]) for task in (origin, self))
-        return resized_positions(value, old, new)
+        def adapt(name: str, tensor: Tensor) -> Tensor:
+            if name != "backbone.positions.table":
+                return tensor
+            old, new = (tuple(task.model_config["grid"]) for task in (origin, self))
+            return resized_positions(tensor, old, new)
 
-    def output_meaning(self) -> object:
-        return self.name, self.classes
+        return Initialization(same_head=lambda: self.classes == origin.classes, adapt=adapt)
 
     # Model and loss.
 
@@ -261,8 +274,8 @@ class ImageClassification(Classification):
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
-        n = len(material.train)
+    def _recipe(self, n: int) -> dict[str, Any]:
+        """Return training settings for n training images."""
         batch = max(1, min(BATCH, n // 4))
         max_epochs = SMALL_MAX_EPOCHS if max(self.patches.shape[1:]) <= SMALL else MAX_EPOCHS
         steps = max(MIN_STEPS, round(min(_epochs(n), max_epochs) * -(-n // batch)))
@@ -271,30 +284,16 @@ class ImageClassification(Classification):
             rates = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.05, "weight_decay_on": "all"}
         return {**rates, "batch_size": batch, "steps": steps, "decay_fraction": 1.0}
 
-    def derived(self) -> dict[str, Any]:
-        c = self.model_config
-        cnn = self.settings.model == "cnn"
-        names = ("width", "depth") if cnn else ("width", "depth", "heads", "pool")
-        tokens = {} if cnn else {"tokens": self.patches.num_patches}
-        return tokens | {name: c[name] for name in names} | {"classes": len(self.classes)}
-
-    @property
-    def sequence(self) -> int:
-        """Patches per image; for a convolutional network, pixels."""
-        c = self.model_config
-        rows, columns = c["shape"][1:] if self.settings.model == "cnn" else c["grid"]
-        return int(rows * columns)
-
     def build_model(self, seed: int) -> nn.Module:
         c = self.model_config
         if self.settings.model == "cnn":
             return ConvolutionalNetwork(ConvolutionalConfig(**{**c, "shape": tuple(c["shape"])}), seed)
         return VisionTransformer(VisionConfig(**{**c, "grid": tuple(c["grid"])}), seed)
 
-    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: BatchContext) -> Batch:
+    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], context: BatchContext) -> Batch:
         pixels, labels = torch.from_numpy(samples[0]), torch.from_numpy(samples[1])
-        if moment.training:
-            pixels = augment_each(pixels, self.settings, (moment.random(row) for row in range(len(pixels))))
+        if context.training:
+            pixels = augment_each(pixels, self.settings, (context.random(row) for row in range(len(pixels))))
         return Batch({"image": Stream(features=self.patches.encode(pixels))}, {"loss": labels})
 
     def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
@@ -304,21 +303,6 @@ class ImageClassification(Classification):
         smoothing = self.settings.label_smoothing if logits.requires_grad else 0.0
         terms = {"loss": cross_entropy_term(logits, targets, smoothing)}
         return terms if logits.requires_grad else {**terms, **metric_terms(logits, targets)}
-
-    def baseline(self, material: PreparedData) -> Baseline | None:
-        """Return the accuracy of a support-vector machine on the pixels, on the same split."""
-        train, val = material.train, material.validation
-        assert isinstance(train, ImageSamples)
-        assert isinstance(val, ImageSamples)
-        if (found := svm_accuracy(train.pixels, train.labels, val.pixels, val.labels)) is None:
-            return None
-        accuracy, C, scale = found
-        note = f"C = {C:g}, γ = {scale:g} times scikit-learn's default, chosen on a fifth of the training images"
-        if len(train) > MAX_IMAGES:
-            note += f"; trained on {MAX_IMAGES:,} of {len(train):,} images"
-        if (side := block_size(train.pixels.shape)) > 1:
-            note += f"; pixels averaged over {side} × {side}"
-        return Baseline("support-vector machine on pixels", accuracy, "accuracy", note, "accuracy")
 
     # Prediction.
 
@@ -337,9 +321,9 @@ class ImageClassification(Classification):
 
     def logits(self, pixels: Tensor, hooks: Hooks | None = None) -> Tensor:
         """Return logits (B, classes) for images (B, C, H, W) uint8."""
-        with self.ready() as model, torch.no_grad():
+        with eval_mode(self.model) as model, torch.no_grad():
             batch = Batch({"image": Stream(features=self.patches.encode(pixels))})
-            logits: Tensor = model(batch.to(self.device), hooks=hooks)
+            logits: Tensor = model(batch.to(device_of(self.model)), hooks=hooks)
         return logits
 
     def predict(self, files: str | Sequence[str]) -> list[dict[str, Any]]:
@@ -356,27 +340,28 @@ class ImageClassification(Classification):
                 answers.append({"label": ranked[0][0], "probabilities": dict(ranked)})
         return answers
 
-    def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
-        if verb == "inspect attention":
-            return self._inspect_attention(options, show)
-        assert isinstance(options, PredictOptions)
+    @action(PredictOptions, name="predict")
+    def _predict(self, options: PredictOptions, show: Show) -> dict[str, Any]:
+        """Classify image files."""
         if not options.files:
             raise UserError("nothing to classify: give image files")
         answers = self.predict(options.files)
+        best = [list(answer["probabilities"].items()) for answer in answers]
         if len(answers) == 1:
-            rows = [[label, f"{p:.1%}"] for label, p in answers[0]["probabilities"].items()]
+            rows = [[label, f"{p:.1%}"] for label, p in best[0]]
             show(plain_table(rows, ["label", "probability"]) + "\n")
         else:
-            best = [list(answer["probabilities"].items())[: options.num_answers] for answer in answers]
             rows = [
-                [file, ", ".join(f"{label} {p:.1%}" for label, p in top)]
+                [file, ", ".join(f"{label} {p:.1%}" for label, p in top[: options.num_answers])]
                 for file, top in zip(options.files, best, strict=True)
             ]
             show(plain_table(rows, ["file", "label and probability"]) + "\n")
         return {"predictions": [{"file": file, **one} for file, one in zip(options.files, answers, strict=True)]}
 
-    def _inspect_attention(self, o: AttentionOptions, show: Show) -> dict[str, Any]:
-        """Draw an image, the attention of each head, their mean, and the rollout."""
+    @action(AttentionOptions, name="inspect attention")
+    def _inspect_attention(self, options: AttentionOptions, show: Show) -> dict[str, Any]:
+        """Draw an image with the attention of each head, their mean, and attention rollout."""
+        o = options
         if not isinstance(self.model, VisionTransformer):
             raise UserError(f"attention over an image needs a vision transformer ({flag('model')} vit)")
         if o.file is None:
@@ -387,8 +372,8 @@ class ImageClassification(Classification):
             raise UserError(f"{flag('layer')} {layer}: the model has layers 1 to {layers}")
         out = place_of(o.out or f"{Path(o.file).stem}-attention.png")
         pixels = self.read_files([o.file])
-        with self.ready():
-            found = image_attention(self.model, self.patches.encode(pixels).to(self.device), layer - 1)
+        with eval_mode(self.model):
+            found = image_attention(self.model, self.patches.encode(pixels).to(device_of(self.model)), layer - 1)
         maps = {f"layer {layer}, mean": found.heads.mean(0), "rollout": found.rollout}
         maps |= {f"head {number}": head for number, head in enumerate(found.heads, start=1)}
         shown = {name: values.tolist() for name, values in maps.items()}
@@ -412,33 +397,32 @@ class ImageClassification(Classification):
             "tokenizer": self.patches.fingerprint(),
         }
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
         self._patches = Patches.load(folder / "tokenizer.json")
-        if self._patches.fingerprint() != kept.get("tokenizer"):
+        if self._patches.fingerprint() != saved.get("tokenizer"):
             raise UserError(f"{folder / 'tokenizer.json'}: is not the tokenizer that the run was trained with")
         config = folder / "config.json"
         try:
-            self.image_format = ImageFormat.from_dict(kept["image_format"])
-            self.classes = [str(label) for label in kept["classes"]]
+            self.image_format = ImageFormat.from_dict(saved["image_format"])
+            self.classes = [str(label) for label in saved["classes"]]
             fits = self.image_format.shape == self._patches.shape
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{config}: parts has no image_format or no classes ({error})") from None
+            raise UserError(f"{config}: assets have no image_format or no classes ({error})") from None
         if not fits or len(self.classes) < 2:
             raise UserError(f"{config}: its image_format and classes do not fit the tokenizer")
 
 
-def stripes(folder: Path) -> str:
-    """Write images of 8 × 8 pixels in two folders, horizontal and vertical stripes with noise; return the folder."""
-    random = np.random.Generator(np.random.Philox(0))
-    root = folder / "stripes"
-    for number in range(24):
-        image = random.integers(0, 60, (8, 8))
-        image[number % 2 :: 2] += 150
-        horizontal = number % 3 == 0
-        path = root / ("horizontal" if horizontal else "vertical") / f"{number}.pgm"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"P5 8 8 255\n" + (image if horizontal else image.T).astype(np.uint8).tobytes())
-    return str(root)
+def _svm_baseline(train: ImageSamples, val: ImageSamples) -> Baseline | None:
+    """Return the accuracy of a support-vector machine on the pixels, on the same split."""
+    if (found := svm_accuracy(train.pixels, train.labels, val.pixels, val.labels)) is None:
+        return None
+    accuracy, C, scale = found
+    note = f"C = {C:g}, γ = {scale:g} times scikit-learn's default, chosen on a fifth of the training images"
+    if len(train) > MAX_IMAGES:
+        note += f"; trained on {MAX_IMAGES:,} of {len(train):,} images"
+    if (side := block_size(train.pixels.shape)) > 1:
+        note += f"; pixels averaged over {side} × {side}"
+    return Baseline("support-vector machine on pixels", accuracy, "accuracy", note, "accuracy")
 
 
 def _nearest_divisor(side: int, wanted: float) -> int:

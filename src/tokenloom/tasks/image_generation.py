@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,16 +17,14 @@ from torch import nn
 
 from tokenloom.config import Options, flag, option
 from tokenloom.data.image_decoding import ImageFormat, Pixels
-from tokenloom.data.images import ImageData
 from tokenloom.data.report import data_report
-from tokenloom.data.samples import Samples
-from tokenloom.data.split import Split
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.grid_counts import neighbor_nats, unigram_nats
 from tokenloom.generation import Request, Sampling, generate_all
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.image_gpt import ClassifierFreeGuidance, ImageGPT, ImageGPTConfig
 from tokenloom.models.protocols import StepModel
+from tokenloom.nn.modules import eval_mode
 from tokenloom.plotting.image_grid import MAX_IMAGES, draw_sheet
 from tokenloom.plotting.style import place_of
 from tokenloom.tasks._image_tokens import (
@@ -40,14 +38,15 @@ from tokenloom.tasks._image_tokens import (
     save_tokenizer,
 )
 from tokenloom.tasks._images import ImageInput
-from tokenloom.tasks._legacy import PreparedData, Prerequisite, Show, Task
 from tokenloom.tasks._settings import TransformerParts
+from tokenloom.tasks.base import NO_SAMPLES, PreparedData, Prerequisite, Show, Task, action, need_data
 from tokenloom.tasks.image_tokenizer import ImageTokenizerTask
 from tokenloom.tokenizers.palette import Palette
 from tokenloom.tokenizers.vq import VQTokenizer
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import LossTerms, MetricSum, cross_entropy_term
+from tokenloom.training.losses import LossTerms, cross_entropy_term
+from tokenloom.training.metrics import Metric
 from tokenloom.utils.names import counted, did_you_mean, some
 
 PREREQUISITE = "tokenizer"
@@ -122,15 +121,18 @@ class GenerateOptions(Options):
 
 
 class ImageGeneration(Task):
-    """Generate images token by token."""
+    """Train a model to generate images like yours, by class, and to complete images."""
 
     name = "image-generation"
-    summary = "train a model to generate images like yours, by class, and to complete images"
     Settings = ImageGenerationSettings
-    models: ClassVar[Mapping[str, str]] = {"image-gpt": "causal transformer that also embeds the tokens above"}
-    uses: ClassVar[Mapping[str, type]] = {"generate": GenerateOptions}
-    things: ClassVar[str] = "tokens"
-    unit: str = "nats/token"
+    metrics = (
+        Metric("loss", "nats/token", "lower"),
+        Metric("bits_per_token", "", "lower", compute=lambda task, sums: sums["loss"].value / math.log(2)),
+        Metric("bits_per_dim", "", "lower", compute=lambda task, sums: task.bits_per_dim(sums["loss"].value)),
+        Metric("unigram_bits", "bits/token", label="unigram"),
+        Metric("neighbor_bits", "bits/token", label="counts given four neighbors"),
+        Metric("mse", "per value in 0 … 1, of the image tokenizer", "lower"),
+    )
 
     def __init__(self, settings: ImageGenerationSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
@@ -154,22 +156,21 @@ class ImageGeneration(Task):
 
     def prerequisites(self) -> Sequence[Prerequisite]:
         s: ImageGenerationSettings = self.settings
-        if s.image_tokenizer == "palette" or self._tokenizer is not None:
+        if self._tokenizer is not None or s.image_tokenizer == "palette":
             return ()
-        if s.image_tokenizer != "vq":
-            return [Prerequisite("tokenizer", ImageTokenizerTask.name, self._use_tokenizer_of, run=s.image_tokenizer)]
+        run = None if s.image_tokenizer == "vq" else s.image_tokenizer
         settings = {one.name: getattr(s, one.name) for one in fields(ImageInput)} | s.tokenizer_sizes()
         if s.tokenizer_steps is not None:
             settings["steps"] = s.tokenizer_steps
-        return [Prerequisite(PREREQUISITE, ImageTokenizerTask.name, self._use_tokenizer_of, settings)]
+        return (Prerequisite(PREREQUISITE, ImageTokenizerTask.name, self._use_tokenizer_of, settings, run),)
 
-    def _use_tokenizer_of(self, task: ImageTokenizerTask) -> None:
+    def _use_tokenizer_of(self, trained: ImageTokenizerTask) -> None:
         """Take over the tokenizer of a run, and the image format that it was trained with.
 
         Raise UserError where the settings ask for another format.
         """
         s: ImageGenerationSettings = self.settings
-        theirs, ours, default = task.image_format, s.image_format, ImageFormat()
+        theirs, ours, default = trained.image_format, s.image_format, ImageFormat()
         options = {
             "color_mode": "color_mode",
             "resize_mode": "resize_mode",
@@ -182,23 +183,28 @@ class ImageGeneration(Task):
                     f"{flag(setting)} {getattr(s, setting)}: the tokenizer of {flag('image_tokenizer')}"
                     f" {s.image_tokenizer} was trained with {getattr(theirs, name)}: leave it out"
                 )
-        self._tokenizer = task.tokenizer
+        self._tokenizer = trained.tokenizer
         self.image_format = theirs if ours.size is None else replace(theirs, size=ours.size)
 
     # Data.
 
-    def prepare(self, data: str | None) -> PreparedData:
-        assert data is not None
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: ImageGenerationSettings = self.settings
-        parts = s.split(s.read(data, self.image_format if self.model_config or self.image_format.size else None))
+        source = need_data(self, source)
+        if for_evaluation:
+            images = s.read(source, self.image_format, other_data=True)
+            number = {label: n for n, label in enumerate(self.classes)}
+            labels = [number.get(images.classes[n], -1) if n >= 0 else -1 for n in images.labels]
+            return PreparedData(NO_SAMPLES, self._samples(images.pixels, np.array(labels, dtype=np.int64), 1))
+        parts = s.split(s.read(source, self.image_format if self.model_config or self.image_format.size else None))
         self.image_format = parts.train.image_format
         if self._tokenizer is None:
             gray = self.image_format.color_mode == "gray"
             self._tokenizer = Palette.train(parts.train.pixels, s.palette_size or (16 if gray else 64))
         self._check_shape()
+        rows, columns = self.tokenizer.grid
         if not self.model_config:
             self.classes = [] if s.unconditional else parts.train.classes
-            rows, columns = self.tokenizer.grid
             self.model_config = ImageGPTConfig(
                 self.tokenizer.vocab_size,
                 rows,
@@ -215,9 +221,23 @@ class ImageGeneration(Task):
             except ValueError as error:
                 raise UserError(str(error)) from error
         copies = s.augmentations_per_image or (COPIES if self.lossy else 1)
-        train, val = self._samples(parts.train, copies), self._samples(parts.validation, 1)
-        report = data_report(parts, self._report_rows(parts, copies))
-        return PreparedData(train, val, report.lines(), report.as_dict())
+        train = self._samples(parts.train.pixels, parts.train.labels, copies)
+        val = self._samples(parts.validation.pixels, parts.validation.labels, 1)
+        kind = "VQ codes" if self.lossy else "palette colors"
+        report = {"tokens": f"{rows} × {columns} per image, vocabulary of {self.tokenizer.vocab_size} {kind}"}
+        if copies > 1:
+            report["augmentation"] = f"{copies} versions of each image, all but one slightly augmented"
+        c = self.config
+        return PreparedData(
+            train,
+            val,
+            data_report(parts, report),
+            recipe=self._recipe(len(train)),
+            auto_settings={"grid": f"{rows} × {columns}", "vocab_size": c.vocab_size, "classes": c.classes},
+            sequence_length=c.num_tokens,
+            baseline=lambda: self._baseline(train, val),
+            analyze=lambda folder: self._analyze(train, val, folder),
+        )
 
     def _check_shape(self) -> None:
         """Raise UserError where a VQ tokenizer is for images of another shape."""
@@ -228,23 +248,17 @@ class ImageGeneration(Task):
                 f" channel(s), and these have {w} × {h} with {c}"
             )
 
-    def _samples(self, data: ImageData, copies: int) -> TokenizedImages:
-        labels = data.labels if self.classes else np.full(len(data), -1)
-        return TokenizedImages(data.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint(), copies)
+    def _samples(self, pixels: Pixels, labels: NDArray[np.int64], copies: int) -> TokenizedImages:
+        labels = labels if self.classes else np.full(len(pixels), -1)
+        return TokenizedImages(pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint(), copies)
 
-    def _report_rows(self, parts: Split[ImageData], copies: int) -> dict[str, str]:
-        rows, columns = self.tokenizer.grid
-        kind = "VQ codes" if self.lossy else "palette colors"
-        extra = {"tokens": f"{rows} × {columns} per image, vocabulary of {self.tokenizer.vocab_size} {kind}"}
-        if copies > 1:
-            extra["augmentation"] = f"{copies} versions of each image, all but one slightly augmented"
-        return extra
-
-    def load_samples(self, data: str) -> TokenizedImages:
-        images = self.settings.read(data, self.image_format, other_data=True)
-        number = {label: n for n, label in enumerate(self.classes)}
-        labels = np.array([number.get(images.classes[n], -1) if n >= 0 else -1 for n in images.labels], dtype=np.int64)
-        return TokenizedImages(images.pixels, labels, self.tokenizer.encode, self.tokenizer.fingerprint())
+    def _recipe(self, num_images: int) -> dict[str, Any]:
+        """Return training settings for a number of training images."""
+        tokens = self.config.num_tokens
+        batch_size = max(4, min(64, round(TOKENS_PER_STEP / tokens)))
+        epochs = EPOCHS if self.lossy else min(EPOCHS, max(1.0, TOKENS_PER_IMAGE / tokens))
+        steps = max(MIN_STEPS, round(epochs * -(-num_images // batch_size)))
+        return {"batch_size": batch_size, "steps": steps, "decay_fraction": 1.0}
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
         save_tokenizer(self.tokenizer, folder)
@@ -254,9 +268,9 @@ class ImageGeneration(Task):
             "image_format": self.image_format.as_dict(),
         }
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
-        self._tokenizer = load_tokenizer(folder, kept.get("tokenizer"))
-        self.classes, self.image_format = list(kept["classes"]), ImageFormat.from_dict(kept["image_format"])
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
+        self._tokenizer = load_tokenizer(folder, saved.get("tokenizer"))
+        self.classes, self.image_format = list(saved["classes"]), ImageFormat.from_dict(saved["image_format"])
 
     # Model and loss.
 
@@ -265,31 +279,15 @@ class ImageGeneration(Task):
         """The sizes of the model."""
         return ImageGPTConfig(**self.model_config)
 
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
-        tokens = self.config.num_tokens
-        batch = max(4, min(64, round(TOKENS_PER_STEP / tokens)))
-        epochs = EPOCHS if self.lossy else min(EPOCHS, max(1.0, TOKENS_PER_IMAGE / tokens))
-        steps = max(MIN_STEPS, round(epochs * -(-len(material.train) // batch)))
-        return {"batch_size": batch, "steps": steps, "decay_fraction": 1.0}
-
-    def derived(self) -> dict[str, Any]:
-        c = self.config
-        return {"grid": f"{c.rows} × {c.columns}", "vocab_size": c.vocab_size, "classes": c.classes}
-
-    @property
-    def sequence(self) -> int:
-        """Tokens per image."""
-        return self.config.num_tokens
-
     def build_model(self, seed: int) -> ImageGPT:
         return ImageGPT(self.config, seed)
 
-    def collate(self, samples: tuple[NDArray[np.int64], NDArray[np.int64]], moment: BatchContext) -> Batch:
+    def collate(self, samples: tuple[NDArray[np.int64], NDArray[np.int64]], context: BatchContext) -> Batch:
         ids, labels = samples  # (B, copies, tokens), (B,)
         copy, labels = np.zeros(len(ids), dtype=np.int64), labels.copy()
-        if moment.training:
+        if context.training:
             for row in range(len(ids)):
-                random = moment.random(row)
+                random = context.random(row)
                 copy[row] = random.integers(ids.shape[1])
                 labels[row] = -1 if random.random() < self.settings.condition_dropout else labels[row]
         tokens = torch.from_numpy(ids[np.arange(len(ids)), copy])  # (B, tokens)
@@ -299,61 +297,33 @@ class ImageGeneration(Task):
     def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
 
-    # Metrics.
+    # Metrics and baselines.
 
-    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        loss = totals["loss"].value
-        bits = loss / math.log(2)
-        values = math.prod(self.image_format.shape)
-        return {"loss": loss, "bits_per_token": bits, "bits_per_dim": bits * self.config.num_tokens / values}
+    def bits_per_dim(self, loss: float) -> float:
+        """Return bits per value of an image for a loss in nats/token."""
+        return loss / math.log(2) * self.config.num_tokens / math.prod(self.image_format.shape)
 
-    def _baselines(self, material: PreparedData) -> dict[str, float]:
-        """Return the bits/token of count models on the same split, and the error of the tokenizer itself."""
-        train, val = material.train, material.validation
-        assert isinstance(train, TokenizedImages)
-        assert isinstance(val, TokenizedImages)
-        train_ids, val_ids = (samples.ids[:, 0].astype(np.int64) for samples in (train, val))
-        vocab_size = self.config.vocab_size
-        images = self.tokenizer.decode(val_ids)
-        return {
-            "unigram_bits": unigram_nats(train_ids, val_ids, vocab_size) / math.log(2),
-            "neighbor_bits": neighbor_nats(train_ids, val_ids, self.tokenizer.grid, vocab_size) / math.log(2),
-            "mse": float(np.square(images / 255.0 - val.pixels / 255.0).mean()),
-        }
-
-    def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:
+    def _analyze(self, train: TokenizedImages, val: TokenizedImages, folder: Path | None) -> dict[str, Any]:
+        """Return the bits/token of count models, and the mean squared error of the tokenizer; draw samples."""
         if folder is not None:
             pixels, classes = self.generate(16)
             draw_sheet(pixels, folder / "samples.png", captions=classes if any(classes) else [])
-        return self._baselines(material)
+        train_ids, val_ids = (samples.ids[:, 0].astype(np.int64) for samples in (train, val))
+        images = self.tokenizer.decode(val_ids)
+        return {
+            "unigram_bits": unigram_nats(train_ids, val_ids, self.config.vocab_size) / math.log(2),
+            "neighbor_bits": self._neighbor_nats(train, val) / math.log(2),
+            "mse": float(np.square(images / 255.0 - val.pixels / 255.0).mean()),
+        }
 
-    def evaluate(
-        self, data: str | None = None, *, batch_size: int = 64, samples: Samples | None = None
-    ) -> dict[str, Any]:
-        """Return the metrics; on the run's own split with those of the baselines."""
-        if samples is not None or data is not None:
-            return super().evaluate(data, batch_size=batch_size, samples=samples)
-        material = self.prepare(self.source)
-        return {**super().evaluate(batch_size=batch_size, samples=material.validation), **self._baselines(material)}
+    def _neighbor_nats(self, train: TokenizedImages, val: TokenizedImages) -> float:
+        train_ids, val_ids = (samples.ids[:, 0].astype(np.int64) for samples in (train, val))
+        return neighbor_nats(train_ids, val_ids, self.tokenizer.grid, self.config.vocab_size)
 
-    def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        m = metrics
-        lines = [
-            f"{'bits/token:':<18} {m['bits_per_token']:.4f} (loss {m['loss']:.4f} nats), {m['bits_per_dim']:.4f}"
-            " bits/dim, on validation images"
-        ]
-        if "neighbor_bits" in m:
-            lines.append(
-                f"{'baselines:':<18} {m['unigram_bits']:.4f} unigram, {m['neighbor_bits']:.4f} given four neighbors"
-            )
-            what = "of the VQ tokenizer; fewer bits at a larger error are no gain" if self.lossy else "of the palette"
-            lines.append(f"{'mse:':<18} {m['mse']:.5f} per value in 0 … 1, {what}")
-        return lines
-
-    def baseline(self, material: PreparedData) -> Baseline | None:
-        bits = self._baselines(material)["neighbor_bits"]
-        note = f"= {bits:.4f} bits: left, upper left, upper and upper right token"
-        return Baseline("counts given four neighbors", bits * math.log(2), "nats/token", note)
+    def _baseline(self, train: TokenizedImages, val: TokenizedImages) -> Baseline:
+        nats = self._neighbor_nats(train, val)
+        note = f"= {nats / math.log(2):.4f} bits: left, upper left, upper and upper right token"
+        return Baseline("counts given four neighbors", nats, "nats/token", note)
 
     # Generation.
 
@@ -381,7 +351,7 @@ class ImageGeneration(Task):
         c, sampling = self.config, sampling or Sampling()
         starts = [c.null_class if number is None else c.vocab_size + number for number in classes]
         ids = np.empty((num_images, c.num_tokens), dtype=np.int64)
-        with self.ready() as model:
+        with eval_mode(self.model) as model:
             assert isinstance(model, ImageGPT)
             decoder: StepModel = model if guidance_scale == 1 else ClassifierFreeGuidance(model, guidance_scale)
             for begin in range(0, num_images, CHUNK):
@@ -442,7 +412,9 @@ class ImageGeneration(Task):
         if None in classes and self.classes and self.settings.condition_dropout == 0:
             raise UserError(f"{flag('complete')} without {flag('class_name')}: {no_dropout}, and needs a class")
 
-    def use(self, verb: str, options: GenerateOptions, show: Show) -> dict[str, Any]:
+    @action(GenerateOptions, name="generate")
+    def _generate(self, options: GenerateOptions, show: Show) -> dict[str, Any]:
+        """Generate images, of all classes in turn or of one, or complete an image."""
         o = options
         place_of(o.out)
         sampling = Sampling(temperature=o.temperature, top_k=o.top_k, top_p=o.top_p)

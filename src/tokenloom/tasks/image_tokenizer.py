@@ -24,11 +24,12 @@ from tokenloom.nn.vector_quantizer import kmeans, perplexity, sums_by
 from tokenloom.plotting.image_grid import MAX_IMAGES, draw_sheet
 from tokenloom.plotting.style import place_of
 from tokenloom.tasks._images import ImageInput
-from tokenloom.tasks._legacy import PreparedData, Show, Task
+from tokenloom.tasks.base import NO_SAMPLES, PreparedData, Show, Task, action, need_data
 from tokenloom.tokenizers.vq import VQTokenizer, as_sequence
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
 from tokenloom.training.losses import LossTerm, LossTerms, MetricSum
+from tokenloom.training.metrics import Metric
 from tokenloom.utils.names import counted
 
 # Weight of the commitment loss (van den Oord et al. 2017).
@@ -61,15 +62,17 @@ class ReconstructOptions(Options):
 
 
 class ImageTokenizerTask(Task):
-    """Reconstruct images through a codebook."""
+    """Train an image tokenizer, a VQ-VAE; image-generation trains one by itself."""
 
     name = "image-tokenizer"
-    summary = "train an image tokenizer, a VQ-VAE; image-generation trains one by itself"
     Settings = ImageTokenizerSettings
-    models: ClassVar[Mapping[str, str]] = {"vqvae": "convolutional autoencoder with an EMA codebook"}
-    uses: ClassVar[Mapping[str, type]] = {"reconstruct": ReconstructOptions}
-    things: ClassVar[str] = "values"
-    unit: str = "mse + commitment"
+    metrics = (
+        Metric("loss", "squared error/value", "lower"),
+        Metric("mse", "", "lower", compute=lambda task, sums: sums["loss"].value),
+        Metric("commitment"),
+        Metric("perplexity", label="codebook perplexity", compute=lambda task, sums: perplexity(_code_counts(sums))),
+        Metric("codebook_usage", "", "higher", "percent", compute=lambda task, sums: _usage(_code_counts(sums))),
+    )
 
     def __init__(self, settings: ImageTokenizerSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
@@ -78,18 +81,34 @@ class ImageTokenizerTask(Task):
 
     # Data.
 
-    def prepare(self, data: str | None) -> PreparedData:
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: ImageTokenizerSettings = self.settings
-        assert data is not None
-        parts = s.split(s.read(data, self.image_format if self.model_config else None))
+        source = need_data(self, source)
+        if for_evaluation:
+            images = s.read(source, self.image_format, other_data=True)
+            return PreparedData(NO_SAMPLES, ImageSamples(images.pixels, images.labels))
+        parts = s.split(s.read(source, self.image_format if self.model_config else None))
         self.image_format = parts.train.image_format
         if not self.model_config:
             self._set_sizes(parts.train.pixels)
         c = self.config
         rows, columns = c.grid
-        report = data_report(parts, {"codes": f"{rows} × {columns} per image, codebook of {c.codebook_size}"})
         train, val = (ImageSamples(part.pixels, part.labels) for part in (parts.train, parts.validation))
-        return PreparedData(train, val, report.lines(), report.as_dict())
+        return PreparedData(
+            train,
+            val,
+            data_report(parts, {"codes": f"{rows} × {columns} per image, codebook of {c.codebook_size}"}),
+            recipe={"steps": STEPS, "batch_size": 64, "lr": 3e-3, "weight_decay": 0.0, "optimizer": "adamw"},
+            auto_settings={
+                "grid": f"{rows} × {columns}",
+                "downsample_factor": c.downsample_factor,
+                "codebook_size": c.codebook_size,
+                "code_dim": c.code_dim,
+            },
+            sequence_length=c.height * c.width,
+            baseline=lambda: _mean_image(train, val),
+            analyze=lambda folder: self._analyze(val, folder),
+        )
 
     def _set_sizes(self, pixels: Pixels) -> None:
         s: ImageTokenizerSettings = self.settings
@@ -103,15 +122,11 @@ class ImageTokenizerTask(Task):
         self.model_config = VQVAEConfig(H, W, C, factor, s.codebook_size, s.hidden_channels, s.code_dim).as_dict()
         self._init_images = pixels[:: max(1, len(pixels) // _INIT_IMAGES)][:_INIT_IMAGES]
 
-    def load_samples(self, data: str) -> Samples:
-        images = self.settings.read(data, self.image_format, other_data=True)
-        return ImageSamples(images.pixels, images.labels)
-
     def save_assets(self, folder: Path) -> dict[str, Any]:
         return {"image_format": self.image_format.as_dict()}
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
-        self.image_format = ImageFormat.from_dict(kept["image_format"])
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
+        self.image_format = ImageFormat.from_dict(saved["image_format"])
 
     # Model and loss.
 
@@ -125,23 +140,6 @@ class ImageTokenizerTask(Task):
         """The trained model as a tokenizer."""
         assert isinstance(self.model, VQVAE)
         return VQTokenizer(self.model)
-
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
-        return {"steps": STEPS, "batch_size": 64, "lr": 3e-3, "weight_decay": 0.0, "optimizer": "adamw"}
-
-    def derived(self) -> dict[str, Any]:
-        c = self.config
-        return {
-            "grid": "{} × {}".format(*c.grid),
-            "downsample_factor": c.downsample_factor,
-            "codebook_size": c.codebook_size,
-            "code_dim": c.code_dim,
-        }
-
-    @property
-    def sequence(self) -> int:
-        """Pixels of an image."""
-        return self.config.height * self.config.width
 
     def build_model(self, seed: int) -> VQVAE:
         model = VQVAE(self.config, seed)
@@ -158,7 +156,7 @@ class ImageTokenizerTask(Task):
                 ) from error
         return model
 
-    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], moment: BatchContext) -> Batch:
+    def collate(self, samples: tuple[Pixels, NDArray[np.int64]], context: BatchContext) -> Batch:
         pixels, _ = samples
         X = as_sequence(pixels)  # (B, H·W, C)
         targets = {
@@ -187,35 +185,11 @@ class ImageTokenizerTask(Task):
             terms["codes"] = LossTerm(counts.view(B, K), torch.ones_like(counts[:B]), weight=0.0)
         return terms
 
-    # Metrics.
+    # After training.
 
-    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        mse, commitment = totals["loss"].value, totals["commitment"].value
-        counts = totals["codes"].samples[0].sum(0)
-        return {
-            "loss": mse + COMMITMENT * commitment,
-            "mse": mse,
-            "commitment": commitment,
-            "perplexity": perplexity(counts),
-            "codebook_usage": float((counts > 0).sum()) / self.config.codebook_size,
-        }
-
-    def metric_lines(self, metrics: dict[str, Any]) -> list[str]:
-        m = metrics
-        return [
-            f"mse:               {m['mse']:.5f} per value in 0 … 1, on validation images",
-            f"codebook usage:    {m['codebook_usage']:.0%} of the codes, perplexity {m['perplexity']:.1f}",
-            f"loss:              {m['loss']:.5f}",
-        ]
-
-    def baseline(self, material: PreparedData) -> Baseline | None:
-        """Return the error of the mean training image."""
-        train, val = (part.take(part.all())[0] / 255.0 for part in (material.train, material.validation))
-        return Baseline("mean image", float(np.square(val - train.mean(0)).mean()), "mse")
-
-    def analyze(self, material: PreparedData, folder: Path | None) -> dict[str, Any]:
+    def _analyze(self, samples: Samples, folder: Path | None) -> dict[str, Any]:
         if folder is not None:
-            self._draw(material.validation, 16, folder / "reconstructions.png")
+            self._draw(samples, 16, folder / "reconstructions.png")
         return {}
 
     def _draw(self, samples: Samples, n: int, path: Path | str) -> int:
@@ -228,10 +202,25 @@ class ImageTokenizerTask(Task):
         draw_sheet(pairs, path, captions=["image", "reconstruction"] * len(pixels), columns=8)
         return len(pixels)
 
-    # Actions.
-
-    def use(self, verb: str, options: ReconstructOptions, show: Show) -> dict[str, Any]:
+    @action(ReconstructOptions)
+    def _reconstruct(self, options: ReconstructOptions, show: Show) -> dict[str, Any]:
+        """Draw validation images beside their reconstructions."""
         place_of(options.out)
-        n = self._draw(self.prepare(self.source).validation, options.num_images, options.out)
+        n = self._draw(self.load(self._source).validation, options.num_images, options.out)
         show(f"{counted(n, 'image')}, each beside its reconstruction: {options.out}\n")
         return {"out": options.out, "num_images": n}
+
+
+def _mean_image(train: ImageSamples, val: ImageSamples) -> Baseline:
+    """Return the error of the mean training image."""
+    train_values, val_values = train.pixels / 255.0, val.pixels / 255.0
+    return Baseline("mean image", float(np.square(val_values - train_values.mean(0)).mean()), "mse")
+
+
+def _code_counts(sums: Mapping[str, MetricSum]) -> torch.Tensor:
+    """Return how often each code is used, (K,)."""
+    return sums["codes"].samples[0].sum(0)
+
+
+def _usage(counts: torch.Tensor) -> float:
+    return float((counts > 0).sum()) / len(counts)

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,13 +23,15 @@ from tokenloom.evaluation.word_similarity import spearman_pmi
 from tokenloom.inspection.embeddings import EmbeddingSpace, Neighbors
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.models.word_vectors import WordVectors
-from tokenloom.tasks._legacy import PreparedData, Show, Task
+from tokenloom.plotting.embedding_map import draw_embeddings
 from tokenloom.tasks._negative_sampling import NegativeSampling, keep_probability, negative_distribution
 from tokenloom.tasks._settings import TextSource, ValidationSplit
+from tokenloom.tasks.base import NO_SAMPLES, PreparedData, Show, Task, action, need_data
 from tokenloom.tokenizers.vocabulary import Vocabulary, words_of
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Baseline
-from tokenloom.training.losses import LossTerms, MetricSum, negative_sampling_term
+from tokenloom.training.losses import LossTerms, negative_sampling_term
+from tokenloom.training.metrics import Metric
 from tokenloom.utils.files import write_text
 
 # Words per sample. Words at the ends of a row have smaller windows, so that short rows would lose pairs.
@@ -100,27 +100,23 @@ class ExportOptions(Options):
 
 
 class WordVectorTask(Task):
-    """Learn a vector for each word, so that words in similar contexts have similar vectors."""
+    """Learn word vectors from text or code; nearest neighbors, analogies, export."""
 
     name = "word-vectors"
-    summary = "learn word vectors from text or code; nearest neighbors, analogies, export"
     Settings = WordVectorSettings
-    models: ClassVar[Mapping[str, str]] = {
-        "skip-gram": "a word predicts each word around it, against negative samples",
-        "cbow": "the mean of the words around a position predicts the word there, against negative samples",
-    }
-    uses: ClassVar[Mapping[str, type]] = {
-        "inspect neighbors": NeighborOptions,
-        "inspect analogy": AnalogyOptions,
-        "inspect embeddings": EmbeddingOptions,
-        "export": ExportOptions,
-    }
 
     def __init__(self, settings: WordVectorSettings | None = None, source: str | None = None) -> None:
         super().__init__(settings, source)
         self._vocabulary: Vocabulary | None = None
         self._sampling: NegativeSampling | None = None
         self.unit = "nats/pair" if self.settings.model == "skip-gram" else "nats/word"
+        self.metrics = (
+            Metric("loss", self.unit, "lower"),
+            Metric("loss_ci95", kind="ci95", of="loss", compute=lambda task, sums: sums["loss"].interval()),
+            Metric("num_targets", kind="count", compute=lambda task, sums: sums["loss"].count),
+            Metric("spearman_pmi", "", "higher", label="Spearman correlation of cosine and PMI"),
+            Metric("num_word_pairs", kind="count", label="word pairs compared"),
+        )
 
     # Data.
 
@@ -140,19 +136,24 @@ class WordVectorTask(Task):
     def _words(self, text: TextData) -> list[list[str]]:
         return [words_of(document.text, self.settings.word_rule) for document in text.documents]
 
-    def prepare(self, data: str | None) -> PreparedData:
+    def load(self, source: str | None, *, for_evaluation: bool = False) -> PreparedData:
         s: WordVectorSettings = self.settings
-        assert data is not None
+        source = need_data(self, source)
+        if for_evaluation:
+            ids = self.vocabulary.encode(self._words(self._read(source)))
+            if int((ids >= 0).sum()) < 2:
+                raise UserError(f"{source}: fewer than two of its words are in the vocabulary of this run")
+            return self._prepared(NO_SAMPLES, ids)
         val_data = None if s.val_data is None else self._read(s.val_data)
-        parts = split(self._read(data), s.val_fraction, s.split_seed, validation=val_data)
+        parts = split(self._read(source), s.val_fraction, s.split_seed, validation=val_data)
         train_words, val_words = self._words(parts.train), self._words(parts.validation)
         if self._vocabulary is None:
             self._vocabulary = Vocabulary.build(train_words, s.min_count, s.word_rule)
         vocabulary = self.vocabulary
         if len(vocabulary) < 2:
             raise UserError(
-                f"{data}: of {vocabulary.total:,} words, {len(vocabulary)} occur at least {s.min_count} times, and two"
-                f" are needed ({flag('min_count')})"
+                f"{source}: of {vocabulary.total:,} words, {len(vocabulary)} occur at least {s.min_count} times, and"
+                f" two are needed ({flag('min_count')})"
             )
         if not self.model_config:
             # Even a short text has several rows to choose from.
@@ -167,32 +168,40 @@ class WordVectorTask(Task):
         train, val = vocabulary.encode(train_words), vocabulary.encode(val_words)
         num_train, num_val = int((train >= 0).sum()), int((val >= 0).sum())
         if num_val < 2:
-            raise UserError(f"{data}: the validation part has fewer than two words of the vocabulary")
+            raise UserError(f"{source}: the validation part has fewer than two words of the vocabulary")
         rare, unknown = 1 - vocabulary.known / vocabulary.total, 1 - num_val / sum(map(len, val_words))
         rows = {
             "vocabulary": f"{len(vocabulary):,} words that occur at least {s.min_count} times in training",
             "words": f"{num_train:,} to train, {num_val:,} to validate",
             "left out": f"{rare:.1%} of the training words, which are rarer, and {unknown:.1%} of those to validate",
         }
-        report = data_report(parts, rows)
-        return PreparedData(self._windows(train), self._windows(val), report.lines(), report.as_dict())
+        samples = self._samples(train)
+        return self._prepared(
+            samples,
+            val,
+            report=data_report(parts, rows),
+            recipe=self._recipe(len(samples)),
+            auto_settings={"vocab_size": len(vocabulary), "words/sample": self.model_config["span"]},
+            baseline=lambda: self._baseline(val),
+        )
 
-    def _windows(self, ids: NDArray[np.int32]) -> TextWindows:
+    def _samples(self, ids: NDArray[np.int32]) -> TextWindows:
         return TextWindows(ids, self.model_config["span"])
 
-    def load_samples(self, data: str) -> TextWindows:
-        ids = self.vocabulary.encode(self._words(self._read(data)))
-        if int((ids >= 0).sum()) < 2:
-            raise UserError(f"{data}: fewer than two of its words are in the vocabulary of this run")
-        return self._windows(ids)
+    def _prepared(self, train: Samples, val: NDArray[np.int32], **more: Any) -> PreparedData:
+        """Return data with the ids of validation words, on which Spearman PMI is computed too."""
+        return PreparedData(
+            train,
+            self._samples(val),
+            analyze=lambda folder: self._spearman_pmi(val),
+            **more,
+        )
 
-    def derived(self) -> dict[str, Any]:
-        return {"vocab_size": self.model_config["vocab_size"], "words/sample": self.model_config["span"]}
-
-    def recipe(self, material: PreparedData) -> dict[str, Any]:
+    def _recipe(self, num_samples: int) -> dict[str, Any]:
+        """Return training settings for a number of training samples."""
         # Every step updates all vectors: large batches make that cheap. CBOW rows cost less than skip-gram rows.
-        batch = 8 if self.settings.model == "skip-gram" else 16
-        steps = max(EPOCHS * -(-len(material.train) // batch), MIN_STEPS)
+        batch_size = 8 if self.settings.model == "skip-gram" else 16
+        steps = max(EPOCHS * -(-num_samples // batch_size), MIN_STEPS)
         lr = min(max(TRAVEL[self.settings.model] / steps, LEARNING_RATES[0]), LEARNING_RATES[1])
         return {
             "optimizer": "adamw",
@@ -203,11 +212,11 @@ class WordVectorTask(Task):
             "lr_schedule": "wsd",
             "warmup_steps": 0,
             "decay_fraction": 1.0,
-            "batch_size": batch,
+            "batch_size": batch_size,
             "steps": steps,
         }
 
-    # Model, loss and metrics.
+    # Model and loss.
 
     def build_model(self, seed: int) -> WordVectors:
         return WordVectors(**{key: value for key, value in self.model_config.items() if key != "span"}, seed=seed)
@@ -221,48 +230,21 @@ class WordVectorTask(Task):
             self._sampling = NegativeSampling(s.model, s.window, keep, negative_distribution(counts))
         return self._sampling
 
-    def collate(self, samples: NDArray[np.int64], moment: BatchContext) -> Batch:
+    def collate(self, samples: NDArray[np.int64], context: BatchContext) -> Batch:
         # The last id of a window belongs to the next row.
-        return self.sampling.batch(samples[:, :-1], moment)
+        return self.sampling.batch(samples[:, :-1], context)
 
     def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         positive, negative = model(batch)
         asked = batch.targets["loss"] != IGNORE
         return {"loss": negative_sampling_term(positive, negative, asked, self.settings.negatives)}
 
-    def legacy_metrics(self, totals: dict[str, MetricSum]) -> dict[str, float]:
-        loss = totals["loss"]
-        return {"loss": loss.value, "loss_ci95": loss.interval(), "num_targets": loss.count}
+    def _spearman_pmi(self, ids: NDArray[np.int32]) -> dict[str, float]:
+        """Return the Spearman correlation between cosine similarity and PMI in a text."""
+        rho, pairs = spearman_pmi(self.vectors.astype(np.float64), ids.astype(np.int64), self.settings.window)
+        return {"spearman_pmi": rho, "num_word_pairs": float(pairs)}
 
-    def evaluate(
-        self, data: str | None = None, *, batch_size: int = 64, samples: Samples | None = None
-    ) -> dict[str, float]:
-        """Return the metrics, with the Spearman correlation between cosine similarity and PMI."""
-        if samples is None:
-            samples = self.prepare(self.source).validation if data is None else self.load_samples(data)
-        metrics = super().evaluate(batch_size=batch_size, samples=samples)
-        if isinstance(samples, TextWindows):
-            ids = np.asarray(samples.ids, np.int64)
-            rho, pairs = spearman_pmi(self.vectors.astype(np.float64), ids, self.settings.window)
-            metrics |= {"spearman_pmi": rho, "num_word_pairs": float(pairs)}
-        return metrics
-
-    def metric_lines(self, metrics: dict[str, float]) -> list[str]:
-        m = metrics
-        what = "pair" if self.settings.model == "skip-gram" else "word"
-        interval = "" if math.isnan(m["loss_ci95"]) else f" ± {m['loss_ci95']:.4f}"
-        lines = [
-            f"loss:         {m['loss']:.4f}{interval} {self.unit}, against {self.settings.negatives} negative words",
-            f"evaluated on: {int(m['num_targets']):,} {what}s",
-        ]
-        if "spearman_pmi" in m:
-            lines.append(
-                f"spearman pmi: {m['spearman_pmi']:.4f}, correlation between cosine similarity and PMI over"
-                f" {int(m['num_word_pairs']):,} pairs of words"
-            )
-        return lines
-
-    def baseline(self, material: PreparedData) -> Baseline | None:
+    def _baseline(self, val: NDArray[np.int32]) -> Baseline:
         """Return the loss of word frequencies: the best logits that depend on the predicted word alone.
 
         The logit of w is s_w = log (p(w) / (K q(w))), with p the frequency of w among the training words that are kept
@@ -270,7 +252,6 @@ class WordVectorTask(Task):
         − K Σ q(w) log σ(−s_w).
         """
         sampling, K = self.sampling, self.settings.negatives
-        val = np.asarray(material.validation.ids)  # type: ignore[attr-defined]
         train_counts = np.asarray(self.vocabulary.counts) * sampling.keep
         val_counts = np.bincount(val[val >= 0], minlength=len(train_counts)) * sampling.keep
         s = np.log(train_counts / train_counts.sum() / (K * sampling.negative))
@@ -306,38 +287,31 @@ class WordVectorTask(Task):
         n = AnalogyOptions(num_answers=num_answers).num_answers
         return self.space.analogy(self.word(a), self.word(b), self.word(c), n)
 
-    def example(self) -> str:
-        words = self.vocabulary.words
-        shown = dict.fromkeys(words[min(len(words) - 1, rank)] for rank in (100, 200, 400))
-        return "\n".join(f"{word}: {', '.join(near for near, _ in self.neighbors(word, 6))}" for word in shown)
-
-    def use(self, verb: str, options: Any, show: Show) -> dict[str, Any]:
-        if verb == "inspect neighbors":
-            return self._neighbors(options, show)
-        if verb == "inspect analogy":
-            return self._analogy(options, show)
-        if options.out is None:
-            raise UserError(f"{flag('out')}: give the file to write")
-        if verb == "export":
-            self._export(Path(options.out))
-        else:
-            self._draw(options)
-        show(f"written to {options.out}\n")
-        return {"out": options.out, "words": len(self.vocabulary)}
-
-    def _neighbors(self, o: NeighborOptions, show: Show) -> dict[str, Any]:
-        if not o.words:
+    @action(NeighborOptions, name="inspect neighbors", example=lambda task: task.example_options())
+    def _neighbors(self, options: NeighborOptions, show: Show) -> dict[str, Any]:
+        """Show the nearest words of words, by cosine similarity."""
+        if not options.words:
             raise UserError("no word to find neighbors of: tokenloom inspect RUN neighbors WORD …")
-        found = {word: self.neighbors(word, o.num_answers) for word in o.words}
+        found = {word: self.neighbors(word, options.num_answers) for word in options.words}
         for word, near in found.items():
             show(f"{word}\n" + _lines(near))
         return {"neighbors": {word: [list(pair) for pair in near] for word, near in found.items()}}
 
-    def _analogy(self, o: AnalogyOptions, show: Show) -> dict[str, Any]:
-        if len(o.words) != 3:
-            raise UserError(f"an analogy takes three words, A B C for “what is to C as A is to B?”, not {len(o.words)}")
-        a, b, c = o.words
-        near = self.analogy(a, b, c, o.num_answers)
+    def example_options(self) -> dict[str, Any]:
+        """Return words of medium frequency, whose neighbors are shown after training."""
+        words = self.vocabulary.words
+        chosen = dict.fromkeys(words[min(len(words) - 1, rank)] for rank in (100, 200, 400))
+        return {"words": list(chosen), "num_answers": 6}
+
+    @action(AnalogyOptions, name="inspect analogy")
+    def _analogy(self, options: AnalogyOptions, show: Show) -> dict[str, Any]:
+        """Show the words that are to C as A is to B."""
+        if len(options.words) != 3:
+            raise UserError(
+                f"an analogy takes three words, A B C for “what is to C as A is to B?”, not {len(options.words)}"
+            )
+        a, b, c = options.words
+        near = self.analogy(a, b, c, options.num_answers)
         show(f"{a} − {b} + {c}\n" + _lines(near))
         notes = []
         if self.vocabulary.known < ANALOGY_WORDS:
@@ -347,24 +321,33 @@ class WordVectorTask(Task):
             )
         return {"answers": [list(pair) for pair in near], "notes": notes}
 
-    def _draw(self, o: EmbeddingOptions) -> None:
-        from tokenloom.plotting.embedding_map import draw_embeddings
+    @action(EmbeddingOptions, name="inspect embeddings")
+    def _embeddings(self, options: EmbeddingOptions, show: Show) -> dict[str, Any]:
+        """Draw words as a two-dimensional map of their vectors."""
+        o = options
+        if o.out is None:
+            raise UserError(f"{flag('out')}: give the file to write")
+        words = [self.word(word) for word in o.words] or list(self.vocabulary.words[: o.num_words])
+        title = f"{len(words)} words of {self._source}" if o.words else f"The {len(words)} most frequent words"
+        draw_embeddings(self.space.project(words), words, o.out, title=title, dark=o.dark)
+        show(f"written to {o.out}\n")
+        return {"out": o.out, "words": len(words)}
 
-        words = [self.word(word) for word in o.words] or self.vocabulary.words[: o.num_words]
-        title = f"{len(words)} words of {self.source}" if o.words else f"The {len(words)} most frequent words"
-        draw_embeddings(self.space.project(words), words, str(o.out), title=title, dark=o.dark)
-
-    def _export(self, path: Path) -> None:
-        """Write all vectors in word2vec's text format: a line with the two sizes, then one line per word.
-
-        Nine digits restore every float32 exactly. Raise UserError where the file exists or cannot be written.
-        """
+    @action(ExportOptions)
+    def _export(self, options: ExportOptions, show: Show) -> dict[str, Any]:
+        """Write the vectors to a file that other programs read."""
+        if options.out is None:
+            raise UserError(f"{flag('out')}: give the file to write")
+        path = Path(options.out)
         if path.exists():
             raise UserError(f"{flag('out')} {path}: exists already; give another name, or remove it")
+        # A line with the two sizes, then one line per word. Nine digits restore every float32 exactly.
         lines = ["{} {}".format(*self.vectors.shape)]
         for word, vector in zip(self.vocabulary.words, self.vectors.tolist(), strict=True):
             lines.append(" ".join([word, *(f"{value:.9g}" for value in vector)]))
         write_text(path, "\n".join(lines) + "\n")
+        show(f"written to {path}\n")
+        return {"out": options.out, "words": len(self.vocabulary)}
 
     # The run.
 
@@ -372,10 +355,10 @@ class WordVectorTask(Task):
         self.vocabulary.save(folder / "words.json")
         return {"words": self.vocabulary.fingerprint()}
 
-    def load_assets(self, folder: Path, kept: dict[str, Any]) -> None:
+    def load_assets(self, folder: Path, saved: dict[str, Any]) -> None:
         path = folder / "words.json"
         self._vocabulary = Vocabulary.load(path)
-        if self._vocabulary.fingerprint() != kept.get("words"):
+        if self._vocabulary.fingerprint() != saved.get("words"):
             raise UserError(f"{path}: not the words that this run was trained with")
 
 

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks import texts
 from benchmarks.harness import FASTER, Row, Setting, Spread, at_least, at_most, progress
 from benchmarks.peers.chapter_gpt import ChapterTraining
-from tokenloom import fit
+from tokenloom import start_session
 from tokenloom.data.samples import Keys, TextWindows
 from tokenloom.runs.events import Planned
 from tokenloom.runs.session import TrainingSession
@@ -95,7 +95,7 @@ def plain_trace(ids: Tensor, held: NDArray[Any], vocab_size: int, steps: int, se
 def our_trace(held: NDArray[Any], **settings: Any) -> tuple[Trace, TextGeneration]:
     """A training through the public function, with looks outside of its time."""
     # An evaluation of the training's own would fall between two looks; with this there is one, at the end.
-    fitting = fit(texts.QUALITY_TEXT, **{"eval_every": 10**9, **RECIPE, **settings})
+    fitting = start_session(texts.QUALITY_TEXT, **{"eval_every": 10**9, **RECIPE, **settings})
     samples, trace, seconds = Protocol(held, WINDOW), Trace(), 0.0
     task = fitting.task
     assert isinstance(task, TextGeneration)
@@ -114,7 +114,7 @@ def steps_in(seconds: float, **settings: Any) -> int:
 
     `minutes` would not do: out of them it also pays for evaluations.
     """
-    planned = next(e for e in fit(texts.QUALITY_TEXT, dry_run=True, **RECIPE, **settings) if isinstance(e, Planned))
+    planned = next(e for e in start_session(texts.QUALITY_TEXT, dry_run=True, **RECIPE, **settings) if isinstance(e, Planned))
     # Steps are a little slower than the fastest, which is what it measures.
     return max(1, int(0.95 * seconds / planned.plan.seconds_per_step))
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from tasks.own_task import write_sums
+from kit.own_task import write_sums
 from tiny_cli import RHYME, SETTINGS, TINY, Call, Refused
 
 import tokenloom
 from tokenloom.cli.display import example_of
 from tokenloom.training.loop import Trainer
 
-OWN_TASK = Path(__file__).parents[1] / "tasks" / "own_task.py"
+OWN_TASK = Path(__file__).parents[1] / "kit" / "own_task.py"
 
 
 def numbers(text: str) -> list[int]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import own_task
 import pytest
+from kit import own_task
 
 import tokenloom.tasks
 from tokenloom.config import Options, build, options

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_task import AddOptions, Sums, SumsSettings, write_sums
+from kit.own_task import AddOptions, Sums, SumsSettings, write_sums
 
 from tokenloom.config import option
 from tokenloom.data.samples import ListSamples

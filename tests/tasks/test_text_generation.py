@@ -1,4 +1,4 @@
-"""The data, the loss and the metrics of text generation; `test_continuing_text.py` has its use."""
+"""The data, the loss and the metrics of text generation; `test_text_decoder.py` has its use."""
 
 import json
 import math

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import own_task
 import pytest
 import torch
-from own_task import Sums, SumsSettings, write_sums
+from kit import own_task
+from kit.own_task import Sums, SumsSettings, write_sums
 
 import tokenloom
 from tokenloom.errors import UserError

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from own_task import Sums
+from kit.own_task import Sums
 from torch import nn
 
 from tokenloom.models.batch import Batch

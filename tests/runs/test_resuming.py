@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import own_task
 import pytest
 import torch
-from frame_helpers import OWN, TINY, after, files, stepped, weights
-from own_task import write_sums
+from kit import own_task
+from kit.own_task import write_sums
+from kit.session_helpers import OWN, TINY, after, files, stepped, weights
 
 import tokenloom
 from tokenloom.errors import UserError

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frame_helpers import OWN, VERSE
-from own_task import write_sums
+from kit.own_task import write_sums
+from kit.session_helpers import OWN, VERSE
 
 import tokenloom
 from tokenloom.errors import UserError

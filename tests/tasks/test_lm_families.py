@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frame_helpers import VERSE
+from kit.session_helpers import VERSE
 from tasks.untrained import all_ids
 
 import tokenloom

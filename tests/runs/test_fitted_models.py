@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import fitted_task
 import pytest
 import torch
-from fitted_task import Counts
-from frame_helpers import files
+from kit import fitted_task
+from kit.fitted_task import Counts
+from kit.session_helpers import files
 
 import tokenloom
 from tokenloom.cli.main import main

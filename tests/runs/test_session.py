@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from frame_helpers import OWN, TINY, files, weights
-from own_task import write_sums
+from kit.own_task import write_sums
+from kit.session_helpers import OWN, TINY, files, weights
 
 import tokenloom
 from tokenloom.cli.metrics import metric_lines

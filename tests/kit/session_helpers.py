@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import own_task
 import torch
+from kit import own_task
 
 from tokenloom.tasks.base import Task
 from tokenloom.training.events import Event, StepFinished

@@ -105,7 +105,7 @@ def measure(setting: Setting) -> list[Row]:
     a_token: dict[str, Any] = {"scale": 1e3 / tokens, "unit": "ms a token"}
     rows = []
     for road in (PLAIN, COMPILED):
-        if road is COMPILED and (why := loader.reason("decode")):
+        if road is COMPILED and (why := loader.unavailable_reason("decode")):
             progress(f"no {road.name}: {why}")
             continue
         one, many = on(road, timed(generate)), on(road, timed(generate_many))

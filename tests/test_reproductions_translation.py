@@ -21,7 +21,9 @@ pytestmark = pytest.mark.slow
 
 def trained_for(seconds: float, data: str, out: Path, **settings: Any) -> Translation:
     """A training whose steps take so many processor seconds in all, with a schedule that fits."""
-    fitting: TrainingSession = tokenloom.start_session(data, task="translation", threads=1, steps=12, eval_every=12, **settings)
+    fitting: TrainingSession = tokenloom.start_session(
+        data, task="translation", threads=1, steps=12, eval_every=12, **settings
+    )
     stamps = [time.process_time() for event in fitting if isinstance(event, StepFinished)]
     each = (stamps[-1] - stamps[2]) / (len(stamps) - 3)
     steps = int(0.9 * seconds / each)  # A tenth is for evaluations.

@@ -12,8 +12,8 @@ from tokenloom.nn.attention import explicit_attention
 from tokenloom.nn.masks import Causal
 
 native = pytest.mark.skipif(
-    any(map(loader.reason, ("gelu", "mlp", "norm", "attention", "newton_schulz"))),
-    reason="no native kernels here: " + loader.reason("gelu"),
+    any(map(loader.unavailable_reason, ("gelu", "mlp", "norm", "attention", "newton_schulz"))),
+    reason="no native kernels here: " + loader.unavailable_reason("gelu"),
 )
 Formula = Callable[..., Tensor]
 # Padding in the end; at the start and within; nothing but padding.

@@ -227,16 +227,16 @@ def test_torch_does_what_is_not_for_a_kernel(small: list[Tensor], monkeypatch: p
         patched.setattr(torch, "get_num_threads", lambda: 2)
         assert refused(small)
     assert causal_attention(*(drawn(1, 1, 4, 12, seed=s) for s in range(3))) is None, "a width that is not made"
-    assert causal_attention(*(drawn(1, 1, kernels.LONGEST + 1, 8, seed=s) for s in range(3))) is None
+    assert causal_attention(*(drawn(1, 1, kernels.MAX_TOKENS + 1, 8, seed=s) for s in range(3))) is None
     assert causal_attention(drawn(1, 1, 3, 8), drawn(1, 1, 4, 8), drawn(1, 1, 4, 8)) is None
     assert causal_attention(*(drawn(0, 1, 4, 8, seed=s) for s in range(3))) is None
-    long = [drawn(1, 1, kernels.SHORT + 1, 16, seed=s) for s in range(3)]
+    long = [drawn(1, 1, kernels.MAX_UNMASKED + 1, 16, seed=s) for s in range(3)]
     assert kernels.attention(*long) is None
-    assert kernels.attention(*long, real=torch.ones(1, kernels.SHORT + 1).bool()) is not None
+    assert kernels.attention(*long, real=torch.ones(1, kernels.MAX_UNMASKED + 1).bool()) is not None
     for mask in (Causal() & SlidingWindow(3), Causal() & Causal() & Padding(REAL[:1])):
         assert "_AttentionBackward" not in history(attention(*small, mask))
     assert linear_gelu(drawn(0, 4), drawn(3, 4), None) is None
-    for rows, D, hidden in ((0, 16, 16), (3, 8, 16), (3, 16, 24), (3, kernels.WIDEST + 16, 16)):
+    for rows, D, hidden in ((0, 16, 16), (3, 8, 16), (3, 16, 24), (3, kernels.MAX_MLP_WIDTH + 16, 16)):
         assert mlp(drawn(rows, D), drawn(hidden, D), None, drawn(D, hidden), None, False) is None
     assert rms_norm(drawn(3, 12), None, 1e-6) is None
     assert rms_norm(drawn(0, 8), None, 1e-6) is None

@@ -50,7 +50,7 @@ def test_compiled_once_and_again_when_anything_changed(
     library = loader.library("small")
     assert library is not None
     assert library.times(14) == 42
-    assert loader.reason("small") == ""
+    assert loader.unavailable_reason("small") == ""
     assert loader.summary() == "native small"
     (first,) = kept(cache)
     assert loader.library("small") is library
@@ -78,15 +78,15 @@ def test_compiled_once_and_again_when_anything_changed(
 
 
 @pytest.mark.usefixtures("compiler")
-def test_switched_off(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(loader.VARIABLE, "0")
     assert loader.library("small") is None
-    assert loader.reason("small") == "TOKENLOOM_NATIVE=0"
+    assert loader.unavailable_reason("small") == "TOKENLOOM_NATIVE=0"
     monkeypatch.delenv(loader.VARIABLE)
     with loader.disabled():
         assert loader.library("small") is None
-        assert loader.reason("small") == "switched off"
-        assert loader.summary() == "nothing native (switched off)"
+        assert loader.unavailable_reason("small") == "disabled"
+        assert loader.summary() == "nothing native (disabled)"
     assert not kept(cache), "and nothing was compiled for that"
     assert loader.library("small") is not None
 
@@ -94,7 +94,7 @@ def test_switched_off(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_compiler(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(room))
     assert loader.library("small") is None
-    assert "no C++ compiler" in loader.reason("small")
+    assert "no C++ compiler" in loader.unavailable_reason("small")
     assert "nothing native (no C++ compiler" in loader.summary()
     assert not kept(cache)
 
@@ -105,33 +105,33 @@ def test_a_compiler_that_does_not_work(room: Path, cache: Path, monkeypatch: pyt
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{room}:{os.environ['PATH']}")
     assert loader.library("small") is None
-    assert "does not work" in loader.reason("small")
+    assert "does not work" in loader.unavailable_reason("small")
     fake.write_text(f"#!/bin/sh\ntouch {room}/half.so\n[ $1 = --version ]\n")
     forget()
     assert loader.library("small") is None
-    assert "gave up: exit code 1" in loader.reason("small")
+    assert "gave up: exit code 1" in loader.unavailable_reason("small")
     fake.write_text("#!/nowhere/sh\n")
     forget()
     assert loader.library("small") is None
-    assert loader.reason("small")
+    assert loader.unavailable_reason("small")
 
 
 @pytest.mark.usefixtures("compiler")
 def test_a_mistake_in_the_source_leaves_nothing(room: Path, cache: Path) -> None:
     (room / "small.cpp").write_text("int f() { return nothing; }\n")
     assert loader.library("small") is None
-    assert "nothing" in loader.reason("small")
-    assert "\n" not in loader.reason("small")
+    assert "nothing" in loader.unavailable_reason("small")
+    assert "\n" not in loader.unavailable_reason("small")
     assert not kept(cache)
     assert loader.library("absent") is None
-    assert "absent.cpp" in loader.reason("absent")
+    assert "absent.cpp" in loader.unavailable_reason("absent")
 
 
 @pytest.mark.usefixtures("compiler")
 def test_a_cache_that_cannot_be_used(room: Path, cache: Path) -> None:
     cache.write_text("in the way")
     assert loader.library("small") is None
-    assert loader.reason("small")
+    assert loader.unavailable_reason("small")
     cache.unlink()
     forget()
     assert loader.library("small") is not None
@@ -139,7 +139,7 @@ def test_a_cache_that_cannot_be_used(room: Path, cache: Path) -> None:
     path.chmod(0o666)
     forget()
     assert loader.library("small") is None
-    assert "by others" in loader.reason("small")
+    assert "by others" in loader.unavailable_reason("small")
 
 
 @pytest.mark.usefixtures("compiler")

@@ -11,7 +11,9 @@ from tokenloom.kernels import functions as kernels
 from tokenloom.kernels import loader, threads
 from tokenloom.training.muon import QUINTIC, STEPS, newton_schulz
 
-pytestmark = pytest.mark.skipif(bool(loader.reason("newton_schulz")), reason=loader.reason("newton_schulz"))
+pytestmark = pytest.mark.skipif(
+    bool(loader.unavailable_reason("newton_schulz")), reason=loader.unavailable_reason("newton_schulz")
+)
 
 # Square and wide ones, whole panels of 16 and not, a single number.
 SHAPES = [(1, 1, 1), (3, 5, 5), (5, 17, 23), (2, 13, 200), (4, 32, 64), (1, 48, 47 + 48), (2, 96, 96), (2, 100, 300)]
@@ -76,7 +78,7 @@ def test_any_number_of_threads_gives_the_same_bits(request: pytest.FixtureReques
 def test_torch_does_what_is_not_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.newton_schulz(drawn(1, 4, 4).double(), QUINTIC, STEPS) is None
     assert kernels.newton_schulz(torch.zeros(0, 4, 4), QUINTIC, STEPS) is None
-    large = drawn(1, kernels.LARGEST + 1, kernels.LARGEST + 1)
+    large = drawn(1, kernels.MAX_ROWS + 1, kernels.MAX_ROWS + 1)
     assert kernels.newton_schulz(large, QUINTIC, STEPS) is None
     torch.testing.assert_close(newton_schulz(large).double(), by_the_formula(large), rtol=0, atol=2e-5)
     with FlopCounterMode(display=False):

@@ -81,7 +81,9 @@ def test_token_by_token_is_the_whole_pass(variant: str, rows: int) -> None:
         torch.testing.assert_close(token_by_token(model, ids, FusedDecodeStep), whole, rtol=0, atol=1e-11)
 
 
-needs_compiler = pytest.mark.skipif(bool(loader.reason("decode")), reason=f"no native code: {loader.reason('decode')}")
+needs_compiler = pytest.mark.skipif(
+    bool(loader.unavailable_reason("decode")), reason=f"no native code: {loader.unavailable_reason('decode')}"
+)
 
 
 @needs_compiler

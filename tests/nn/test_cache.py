@@ -106,7 +106,7 @@ def test_a_chunk_given_up_leaves_nothing_behind():
 
 
 def test_misuse():
-    with pytest.raises(ValueError, match="a ring of 8 slots cannot serve a window of 4"):
+    with pytest.raises(ValueError, match="a ring buffer of 8 slots cannot serve a window of 4"):
         KeyValueCache(1, (2, 1, 8, 1), torch.zeros(()), 4)
     cache = KeyValueCache(1, (2, 1, 8, 1), torch.zeros(()))
     with pytest.raises(AssertionError, match="chunk"):

@@ -45,26 +45,26 @@ def test_key_range_is_narrow_where_it_can_be():
 
 
 @pytest.mark.parametrize(("N", "M"), SIZES)
-def test_always_something_and_sees_itself_never_lie(N, M):
+def test_always_nonempty_and_sees_itself_never_lie(N, M):
     for kind in all_kinds(N, M):
         allowed = by_rule(kind, N, M)
-        if kind.mask.always_something(N, M):
+        if kind.mask.always_nonempty(N, M):
             assert allowed.any(-1).all(), kind.name
         if kind.mask.sees_itself:
             assert allowed.diagonal(dim1=-2, dim2=-1).all(), kind.name
 
 
-def test_always_something_is_known_for_what_models_use():
+def test_always_nonempty_is_known_for_what_models_use():
     kinds = {kind.name: kind for kind in single_kinds(5, 5)}
     for names in (["causal"], ["causal", "window 2"], ["causal", "packed"], ["window 2", "packed"], ["prefix 2"]):
         kind = kinds[names[0]] if len(names) == 1 else both(*(kinds[name] for name in names))
-        assert kind.mask.always_something(5, 5), kind.name
+        assert kind.mask.always_nonempty(5, 5), kind.name
     triple = kinds["causal"].mask & kinds["window 2"].mask & kinds["packed"].mask
-    assert triple.always_something(5, 5)
-    assert Causal().always_something(9, 2)  # the first key is the past of every query
-    assert not SlidingWindow(2).always_something(9, 2)
-    assert not Causal().always_something(3, 0)
-    assert not (Causal() & kinds["padding on the left"].mask).always_something(5, 5)
+    assert triple.always_nonempty(5, 5)
+    assert Causal().always_nonempty(9, 2)  # the first key is the past of every query
+    assert not SlidingWindow(2).always_nonempty(9, 2)
+    assert not Causal().always_nonempty(3, 0)
+    assert not (Causal() & kinds["padding on the left"].mask).always_nonempty(5, 5)
 
 
 def test_a_dense_mask_is_cut_to_size_and_believed():
@@ -74,8 +74,8 @@ def test_a_dense_mask_is_cut_to_size_and_believed():
     assert torch.equal(to_dense(DenseMask(tensor), 6, 8, torch.device("cpu")), tensor[:, None])
     with pytest.raises(IndexError):
         to_dense(DenseMask(tensor[:, :1]), 4, 5, torch.device("cpu"))
-    assert DenseMask(tensor, something=True).always_something(6, 8)
-    assert not DenseMask(tensor).always_something(6, 8)
+    assert DenseMask(tensor, nonempty=True).always_nonempty(6, 8)
+    assert not DenseMask(tensor).always_nonempty(6, 8)
 
 
 def test_refusals():

@@ -11,10 +11,10 @@ from tokenloom.nn.recurrent import (
     GRU,
     LSTM,
     Elman,
-    counted_through,
     gradients_through_time,
     initial_state,
-    through,
+    run_counted,
+    run_segments,
 )
 
 D, M, B, N = 3, 5, 4, 7
@@ -87,7 +87,7 @@ def test_a_document_that_begins_inside_a_row_knows_nothing_of_what_stood_before(
     starts = torch.zeros(B, N, dtype=torch.bool)
     starts[0, 2] = starts[1, 5] = starts[3, 0] = True
     given = torch.randn(layer.parts, B, M, dtype=torch.float64)
-    Y, _ = through(layer, X, given, starts)
+    Y, _ = run_segments(layer, X, given, starts)
     for row, cuts in enumerate(([0, 2, N], [0, 5, N], [0, N], [0, N])):
         state = given[:, row : row + 1] if row != 3 else initial_state(layer, X[:1])
         for first, last in pairwise(cuts):
@@ -100,7 +100,7 @@ def test_a_document_that_begins_inside_a_row_knows_nothing_of_what_stood_before(
 def test_rows_of_different_lengths_have_the_state_of_their_last_token(kind: str) -> None:
     layer, X = layer_of(kind), inputs()
     counts = torch.tensor([3, 7, 1, 3])
-    Y, state = counted_through(layer, X, initial_state(layer, X), counts)
+    Y, state = run_counted(layer, X, initial_state(layer, X), counts)
     for row, count in enumerate(counts.tolist()):
         alone, after = layer(X[row : row + 1, :count], initial_state(layer, X[:1]))
         torch.testing.assert_close(Y[row, :count], alone[0], rtol=0, atol=1e-12)

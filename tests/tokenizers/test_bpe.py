@@ -259,7 +259,9 @@ def test_ids_depend_on_nothing_but_the_text(ties: Ties) -> None:
 
 
 # Compiled encoding against encoding without it.
-NATIVE = pytest.mark.skipif(bool(loader.reason("bpe")), reason=f"no compiled code: {loader.reason('bpe')}")
+NATIVE = pytest.mark.skipif(
+    bool(loader.unavailable_reason("bpe")), reason=f"no compiled code: {loader.unavailable_reason('bpe')}"
+)
 
 # A few of every class and length in UTF-8, joiners and odd spaces among them.
 MIXED = "aaaabcdeeeé'’ \n\t\u00a0\u3000\u2029.,:-01239ßжщ漢字한\u200d\ufe0f\u0301🙂👩𝒳\U000e0041\x00\x1c\x85\uffff"

@@ -1,4 +1,4 @@
-"""Small kernels in C++, compiled by the machine's own compiler when they are first used.
+"""Kernels in C++, compiled by the machine's compiler on first use.
 
-Whatever goes wrong on the way, `loader.library` gives None and torch does the same work: nothing depends on a compiler.
+Without one, `loader.library` returns None and torch does the same work: nothing depends on a compiler.
 """

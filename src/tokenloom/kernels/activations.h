@@ -8,7 +8,7 @@ namespace {
 // y = x Φ(x), the exact GELU (Hendrycks & Gimpel 2016), and its derivative Φ(x) + x φ(x).
 //
 // Φ(−a) = e^(−a²/2) R(a) for a ≥ 0, with R(a) = ½ erfcx(a/√2) as a polynomial in t = 1 / (1 + 0.26 a) (own fit, 2.5e-8
-// relative up to a = 14). Nothing cancels on the far negative side, other than in 1 + erf(x/√2).
+// relative up to a = 14). Unlike 1 + erf(x/√2), nothing cancels for large negative x.
 inline void gelu(vec x, vec& y, vec& derivative) {
     vec a = (vec)((ivec)x & 0x7fffffff);
     vec e = exponential(a * a * -0.5f);
@@ -27,7 +27,7 @@ inline void gelu(vec x, vec& y, vec& derivative) {
     derivative = x * (e * 0.398942280f) + normal;
 }
 
-// y = max(x, 0)² (So et al. 2021). Not-a-number stays.
+// y = max(x, 0)² (So et al. 2021). NaN stays.
 inline void relu_squared(vec x, vec& y, vec& derivative) {
     vec r = x < 0.0f ? vec{} : x;
     y = r * r;

@@ -1,9 +1,9 @@
-// Attention Y = softmax(Q Kᵀ / √Dh) V of many small heads, forward and backward, with no score ever written to memory
-// that is not in the first caches. Source of the two passes: Dao et al. 2022, "FlashAttention", algorithms 1, 4.
+// Attention Y = softmax(Q Kᵀ / √Dh) V of many small heads, forward and backward; scores never leave the
+// first-level caches. Source of the two passes: Dao et al. 2022, "FlashAttention", algorithms 1, 4.
 //
-// Rows of 32 queries are taken at a time against all keys that they see. Products are sums of 4 rows × 16 columns in
-// registers. Everything that a product reads is packed first: heads lie beside each other in what the caller has, and
-// padded keys are left out, so that each query sees the first so many of the packed ones.
+// Blocks of 32 queries are multiplied with all keys that they may attend to. Products are sums of 4 rows × 16 columns in
+// registers. The operands of products are packed first: heads are interleaved in the caller's memory, and padded keys
+// are left out, so that each query attends to a prefix of the packed keys.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int ROWS = 32;  // queries at a time
+constexpr int ROWS = 32;  // queries per block
 constexpr int R = 4;      // rows of a product in registers
 
 inline long up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -50,7 +50,7 @@ inline void product_of_head(const float* A, long a_row, long a_k, const float* B
     for (int c = 0; c < D; c += NV * W) product<NV, ADD>(A, a_row, a_k, B + c, D, K, C + c, D);
 }
 
-// Rows of queries, packed: (rows, D), times a factor; zeros up to `padded` rows.
+// Packed rows of queries (rows, D), times a factor; zeros up to `padded` rows.
 template <int D>
 inline void pack(const float* from, long stride, long rows, long padded, float factor, float* to) {
     for (long i = 0; i < rows; i++)
@@ -58,13 +58,13 @@ inline void pack(const float* from, long stride, long rows, long padded, float f
     std::memset(to + rows * D, 0, sizeof(float) * (padded - rows) * D);
 }
 
-// The keys of one row of the batch, of which the padded ones are left out, and how many of them each query sees.
+// The keys of one row of the batch without padding, and how many of them each query attends to.
 struct Keys {
     std::vector<long> places;  // in the caller's memory
-    std::vector<int> seen;     // by query; never fewer than by the query before
+    std::vector<int> seen;     // per query; never decreasing
     long count, padded;
 
-    // Which of M keys are real, all if nullptr.
+    // real: which of M keys are no padding; all if nullptr.
     void find(const unsigned char* real, long N, long M, bool causal) {
         places.clear();
         seen.resize(N);
@@ -76,10 +76,10 @@ struct Keys {
         if (!causal) std::fill(seen.begin(), seen.end(), (int)count);
     }
 
-    // By the last of up to R queries from this one on.
+    // Of the last of up to R queries from this one on.
     long seen_by_group(long first) const { return seen[std::min(first + R, (long)seen.size()) - 1]; }
 
-    // (padded, D), with zeros in the end.
+    // (padded, D), with zeros at the end.
     template <int D>
     void pack(const float* from, long stride, float* to) const {
         for (long i = 0; i < count; i++) std::memcpy(to + i * D, from + places[i] * stride, sizeof(float) * D);
@@ -146,7 +146,7 @@ struct Shape {
 };
 
 template <int D>
-void forward(const float* Q, const float* K, const float* V, float* Y, float* marks, const Strides* s, Shape n) {
+void forward(const float* Q, const float* K, const float* V, float* Y, float* statistics, const Strides* s, Shape n) {
     const long N = n.N, group = n.H / n.Hk;
     for_each(n.B * n.Hk, n.threads, [=](long item) {
         const long b = item / n.Hk, hk = item % n.Hk;
@@ -186,7 +186,7 @@ void forward(const float* Q, const float* K, const float* V, float* Y, float* ma
                         const float sum = sum_of(total);
                         inverse[r] = seen > 0 ? 1.0f / sum : 0.0f;
                         if (i < N) {
-                            float* mark = marks + 2 * ((b * n.H + h) * N + i);
+                            float* mark = statistics + 2 * ((b * n.H + h) * N + i);
                             mark[0] = most, mark[1] = inverse[r];
                         }
                     }
@@ -200,7 +200,7 @@ void forward(const float* Q, const float* K, const float* V, float* Y, float* ma
 }
 
 template <int D>
-void backward(const float* Q, const float* K, const float* V, const float* Y, const float* dY, const float* marks,
+void backward(const float* Q, const float* K, const float* V, const float* Y, const float* dY, const float* statistics,
               float* dQ, float* dK, float* dV, const Strides* s, Shape n) {
     const long N = n.N, group = n.H / n.Hk;
     for_each(n.B * n.Hk, n.threads, [=](long item) {
@@ -241,7 +241,7 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
                         for (int d = 0; d < D; d += W)
                             along += load(dYs + (r0 + r) * D + d) * load(result + (r0 + r) * s[3].token + d);
                         const float mean = sum_of(along);
-                        const float* mark = marks + 2 * ((b * n.H + h) * N + i);
+                        const float* mark = statistics + 2 * ((b * n.H + h) * N + i);
                         const float most = mark[0], inverse = mark[1];
                         for (long j = 0; j < end; j += W) {
                             ivec unseen = columns(j) >= seen;
@@ -254,7 +254,7 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
                 }
                 unpack<D>(dQs, rows, n.scale, s[5].at(dQ, b, h) + first * s[5].token, s[5].token);
                 for (long j = 0, from = 0; j < keys.seen_by_group(first + whole - R); j += R) {
-                    // Rows of queries that see none of these keys hold no scores of theirs.
+                    // Rows of queries that attend to none of these keys have no scores.
                     while (keys.seen_by_group(first + from) <= j) from += R;
                     const float *p = P + from * padded + j, *ds = dS + from * padded + j;
                     product_of_head<D, true>(ds, 1, padded, Qs + from * D, whole - from, dKs + j * D);
@@ -268,30 +268,30 @@ void backward(const float* Q, const float* K, const float* V, const float* Y, co
 
 }  // namespace
 
-// Pointers to the first number; strides in numbers, (batch, head, token) of each of Q, K, V, Y; features of a head stand
-// side by side. marks (B, H, N, 2) are for the backward pass: of each row the largest score, and one over the sum of
-// exponentials. real (B, M) says which keys may be seen, all if nullptr; causal: of those, query n sees the keys up to its
-// own place, N = M. Returns 0 for heads of a width not made.
-EXPORT int attention_forward(const float* Q, const float* K, const float* V, float* Y, float* marks, const Strides* strides,
+// Pointers to the first number; strides in numbers, (batch, head, token) of each of Q, K, V, Y; features of a head are
+// contiguous. statistics (B, H, N, 2), for the backward pass: of each row the largest score, and one over the sum of
+// exponentials. real (B, M): false for padding keys, none if nullptr; causal: query n attends to keys up to n, N = M.
+// Returns 0 for head widths without code.
+EXPORT int attention_forward(const float* Q, const float* K, const float* V, float* Y, float* statistics, const Strides* strides,
                              const unsigned char* real, long B, long H, long Hk, long N, long M, long D, int causal,
                              float scale, int threads) {
     const Shape n{B, H, Hk, N, M, real, causal != 0, scale, threads};
-    if (D == 8) return forward<8>(Q, K, V, Y, marks, strides, n), 1;
-    if (D == 16) return forward<16>(Q, K, V, Y, marks, strides, n), 1;
-    if (D == 24) return forward<24>(Q, K, V, Y, marks, strides, n), 1;
-    if (D == 32) return forward<32>(Q, K, V, Y, marks, strides, n), 1;
+    if (D == 8) return forward<8>(Q, K, V, Y, statistics, strides, n), 1;
+    if (D == 16) return forward<16>(Q, K, V, Y, statistics, strides, n), 1;
+    if (D == 24) return forward<24>(Q, K, V, Y, statistics, strides, n), 1;
+    if (D == 32) return forward<32>(Q, K, V, Y, statistics, strides, n), 1;
     return 0;
 }
 
 // Strides of Q, K, V, Y, dY, dQ, dK and dV.
 EXPORT int attention_backward(const float* Q, const float* K, const float* V, const float* Y, const float* dY,
-                              const float* marks, float* dQ, float* dK, float* dV, const Strides* strides,
+                              const float* statistics, float* dQ, float* dK, float* dV, const Strides* strides,
                               const unsigned char* real, long B, long H, long Hk, long N, long M, long D, int causal,
                               float scale, int threads) {
     const Shape n{B, H, Hk, N, M, real, causal != 0, scale, threads};
-    if (D == 8) return backward<8>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
-    if (D == 16) return backward<16>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
-    if (D == 24) return backward<24>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
-    if (D == 32) return backward<32>(Q, K, V, Y, dY, marks, dQ, dK, dV, strides, n), 1;
+    if (D == 8) return backward<8>(Q, K, V, Y, dY, statistics, dQ, dK, dV, strides, n), 1;
+    if (D == 16) return backward<16>(Q, K, V, Y, dY, statistics, dQ, dK, dV, strides, n), 1;
+    if (D == 24) return backward<24>(Q, K, V, Y, dY, statistics, dQ, dK, dV, strides, n), 1;
+    if (D == 32) return backward<32>(Q, K, V, Y, dY, statistics, dQ, dK, dV, strides, n), 1;
     return 0;
 }

@@ -1,7 +1,7 @@
-"""The kernels as functions of tensors with gradients, or None where torch has to do the work.
+"""The kernels as functions of tensors with gradients; None where torch has to do the work.
 
-They are for contiguous float32 on a CPU, while gradients are kept, outside of everything that looks into operations
-(compiling, tracing, counting, autocast, function transforms). Each result is the same for any number of threads.
+They serve contiguous float32 tensors on a CPU while gradients are recorded, outside of modes that inspect operations
+(compiling, tracing, counting, autocast, function transforms). A result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from tokenloom.kernels import loader, threads
 
-# Attention of longer windows and of wider heads is left to torch's fused kernel, which has less to lose there.
-LONGEST, WIDTHS = 256, (8, 16, 24, 32)
-# The same where every query sees every key, unless heads are of 8 features, of which torch's kernel makes more.
-SHORT = 50
-# Weights of a wider MLP do not stay in the second cache: there the library's products are as fast.
-WIDEST = 192
-# Rows of matrices that Muon makes orthogonal: those of larger ones are few, and better shared out within a product.
-LARGEST = 256
+# Longer sequences and wider heads are left to torch's fused kernel, which is as fast there.
+MAX_TOKENS, HEAD_DIMS = 256, (8, 16, 24, 32)
+# The same for longer sequences without a mask, unless heads have 8 features, which torch's kernel pads.
+MAX_UNMASKED = 50
+# Weights of a wider MLP do not fit into the L2 cache: there the library's products are as fast.
+MAX_MLP_WIDTH = 192
+# Rows of the matrices that Muon orthogonalizes: larger ones are few, and parallelize better within a product.
+MAX_ROWS = 256
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _TYPES: dict[str, dict[str, list[Any]]] = {
@@ -55,7 +55,7 @@ _TYPES: dict[str, dict[str, list[Any]]] = {
 
 @functools.cache
 def _typed(name: str) -> ctypes.CDLL:
-    """A library that is there, with the types of its functions set."""
+    """Return an available library, with the argument types of its functions set."""
     library = loader.library(name)
     assert library is not None
     library.use_threads.argtypes = [_POINTER]
@@ -66,53 +66,53 @@ def _typed(name: str) -> ctypes.CDLL:
 
 
 def _usable(name: str, *tensors: Tensor | None) -> bool:
-    """Whether a kernel may be used for these tensors, here and now."""
-    asked = False
+    """Return whether a kernel may be used for these tensors in the current mode."""
+    needs_gradient = False
     for tensor in tensors:
         if tensor is None:
             continue
         if (
-            type(tensor) not in (Tensor, nn.Parameter)  # parts of a sharded one, fakes
+            type(tensor) not in (Tensor, nn.Parameter)  # no shards, no fake tensors
             or tensor.dtype is not torch.float32
             or tensor.device.type != "cpu"
             or tensor.layout is not torch.strided
         ):
             return False
-        asked = asked or tensor.requires_grad
+        needs_gradient = needs_gradient or tensor.requires_grad
     return (
-        asked
+        needs_gradient
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not torch.is_autocast_enabled("cpu")
-        and not _watched()
-        and _there(name)
+        and not _inspected()
+        and _available(name)
     )
 
 
-def _there(name: str) -> bool:
-    """Whether there is such a library, which may use all the threads that torch uses."""
+def _available(name: str) -> bool:
+    """Return whether there is such a library, which can use all threads that torch uses."""
     return loader.library(name) is not None and (torch.get_num_threads() == 1 or threads.entry() != 0)
 
 
-def _watched() -> bool:
-    """Whether something wants to see each operation: a mode that counts them, a transform such as func.grad."""
+def _inspected() -> bool:
+    """Return whether a mode inspects each operation: a FLOP counter, a transform such as func.grad."""
     return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.maybe_current_level() is not None
 
 
-def _again(
+def _double_backward(
     function: Callable[..., Tensor], inputs: Sequence[Tensor | None], gradient: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients by torch's own operations, which can be differentiated again: for `create_graph`."""
-    asked = [x for x in inputs if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(function(*inputs), asked, gradient, create_graph=True))
+    """Return the gradients by torch's operations, which can be differentiated again, for `create_graph`."""
+    needed = [x for x in inputs if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(function(*inputs), needed, gradient, create_graph=True))
     return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
 
 
 def linear_gelu(X: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
-    """gelu(X Wᵀ + b) with the exact GELU, x Φ(x); X (…, D), W (F, D), b (F). None where torch has to do it.
+    """Return gelu(X Wᵀ + b) with the exact GELU, x Φ(x); X (…, D), W (F, D), b (F). None where torch has to do it.
 
-    One pass over the product gives result and derivative, and one pass over the gradient that of the product and of b.
+    One pass over the product gives result and derivative; one pass over the gradient gives those of the product and b.
     """
     if not _usable("gelu", X, W, b) or X.dim() < 2 or W.dim() != 2 or X.shape[-1] != W.shape[1] or not X.numel():
         return None
@@ -129,14 +129,14 @@ class _LinearGelu(torch.autograd.Function):
         _typed("gelu").gelu_forward(
             Z.data_ptr(), bias if bias is None else bias.data_ptr(), Y.data_ptr(), *_rows(Z), torch.get_num_threads()
         )
-        ctx.save_for_backward(X, W, b, Z)  # Z is the derivative by now.
+        ctx.save_for_backward(X, W, b, Z)  # Z has been overwritten by the derivative.
         return Y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         X, W, b, derivative = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(lambda X, W, b: F.gelu(F.linear(X, W, b)), (X, W, b), gradient)
+            return _double_backward(lambda X, W, b: F.gelu(F.linear(X, W, b)), (X, W, b), gradient)
         library = _typed("gelu")
         gradient = gradient.contiguous()
         rows, width = _rows(gradient)
@@ -160,16 +160,16 @@ class _LinearGelu(torch.autograd.Function):
 def mlp(
     X: Tensor, W_in: Tensor, b_in: Tensor | None, W_out: Tensor, b_out: Tensor | None, squared: bool
 ) -> Tensor | None:
-    """f(X W_inᵀ + b_in) W_outᵀ + b_out with f the exact GELU, or max(x, 0)² where `squared`; None where torch does it.
+    """Return f(X W_inᵀ + b_in) W_outᵀ + b_out with f the exact GELU, or max(x, 0)² if `squared`; None where torch must.
 
     X (…, D), W_in (F, D), b_in (F), W_out (D, F), b_out (D). D, at most 192, and F are multiples of 16; both weights
-    are trained. A block of rows goes through both products while it is in the second cache, on the way back too.
+    need gradients. A block of rows goes through both products while it is in the L2 cache, backward too.
     """
     hidden, D = W_in.shape
     if (
         D % 16
         or hidden % 16
-        or D > WIDEST
+        or D > MAX_MLP_WIDTH
         or X.shape[-1] != D
         or X.dim() < 2
         or not X.numel()
@@ -208,7 +208,7 @@ class _MLP(torch.autograd.Function):
         X, W_in, b_in, W_out, b_out, H, S = ctx.saved_tensors
         if torch.is_grad_enabled():
             formula = functools.partial(_mlp_by_formula, squared=ctx.squared)
-            return *_again(formula, (X, W_in, b_in, W_out, b_out), gradient), None
+            return *_double_backward(formula, (X, W_in, b_in, W_out, b_out), gradient), None
         library = _typed("mlp")
         hidden, D = W_in.shape
         rows = X.numel() // D
@@ -238,9 +238,9 @@ def _mlp_by_formula(
 
 
 def rms_norm(X: Tensor, w: Tensor | None, eps: float) -> Tensor | None:
-    """w ⊙ x / √(mean(x²) + ε) along the last dimension; None where torch has to do it.
+    """Return w ⊙ x / √(mean(x²) + ε) over the last dimension; None where torch has to do it.
 
-    X (…, D), D a multiple of 8; w (D). Only X is kept for the way back.
+    X (…, D), D a multiple of 8; w (D). Only X is saved for the backward pass.
     """
     if X.shape[-1] % 8 or not X.numel() or not _usable("norm", X, w):
         return None
@@ -261,7 +261,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         X, w = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_again(functools.partial(_rms_by_formula, eps=ctx.eps), (X, w), gradient), None
+            return *_double_backward(functools.partial(_rms_by_formula, eps=ctx.eps), (X, w), gradient), None
         library = _typed("norm")
         rows, width = _rows(X)
         gradient, dX = gradient.contiguous(), torch.empty_like(X)
@@ -282,18 +282,17 @@ def _rows(X: Tensor) -> tuple[int, int]:
 
 
 def attention(Q: Tensor, K: Tensor, V: Tensor, *, causal: bool = False, real: Tensor | None = None) -> Tensor | None:
-    """softmax(Q Kᵀ / √Dh) V over the keys that are seen; None where torch has to do it.
+    """Return softmax(Q Kᵀ / √Dh) V over the keys that are allowed; None where torch has to do it.
 
-    Q: (B, H, N, Dh). K, V: (B, Hk, M, Dh), H a multiple of Hk. Any strides with features side by side, so that heads
-    that stand beside each other are not copied. causal: no query sees a later key, N = M. real: (B, M) bool, True for
-    the keys that may be seen at all. A query that sees nothing gives zeros. Returns (B, H, N, Dh) in the memory order
-    (B, N, H, Dh).
+    Q: (B, H, N, Dh). K, V: (B, Hk, M, Dh), H a multiple of Hk. Any strides with contiguous features, so that heads next
+    to each other are not copied. causal: no query sees a later key, N = M. real: (B, M) bool, False for padding keys. A
+    query without keys gives zeros. Returns (B, H, N, Dh) in the memory order (B, N, H, Dh).
     """
     B, H, N, D = Q.shape
     M = K.shape[2]
-    if not (0 < N <= LONGEST and 0 < M <= LONGEST and D in WIDTHS and B * H and V.shape == K.shape):
+    if not (0 < N <= MAX_TOKENS and 0 < M <= MAX_TOKENS and D in HEAD_DIMS and B * H and V.shape == K.shape):
         return None
-    if not causal and real is None and M > SHORT and D > 8:
+    if not causal and real is None and M > MAX_UNMASKED and D > 8:
         return None
     if (causal and N != M) or not (real is None or (real.shape == (B, M) and real.device.type == "cpu")):
         return None
@@ -307,26 +306,30 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, Q: Tensor, K: Tensor, V: Tensor, causal: bool, real: Tensor | None) -> Tensor:
         B, H, N, D = Q.shape
-        packed = [_side_by_side(X) for X in (Q, K, V)]
+        packed = [_contiguous_features(X) for X in (Q, K, V)]
         Y = Q.new_empty(B, N, H, D).transpose(1, 2)
-        marks = Q.new_empty(B, H, N, 2)
+        statistics = Q.new_empty(B, H, N, 2)
         _typed("attention").attention_forward(
-            *_pointers(*packed, Y, marks), _strides(*packed, Y), *_pointers(real), *_shape(Q, K, causal)
+            *_pointers(*packed, Y, statistics), _strides(*packed, Y), *_pointers(real), *_shape(Q, K, causal)
         )
         ctx.causal = causal
-        ctx.save_for_backward(Q, K, V, Y, marks, real)
+        ctx.save_for_backward(Q, K, V, Y, statistics, real)
         return Y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        Q, K, V, Y, marks, real = ctx.saved_tensors
+        Q, K, V, Y, statistics, real = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_again(functools.partial(_by_formula, ctx.causal, real), (Q, K, V), gradient), None, None
-        packed = [_side_by_side(X) for X in (Q, K, V)]
+            return (
+                *_double_backward(functools.partial(_by_formula, ctx.causal, real), (Q, K, V), gradient),
+                None,
+                None,
+            )
+        packed = [_contiguous_features(X) for X in (Q, K, V)]
         results = [_like(X) for X in packed]
-        gradient = _side_by_side(gradient)
+        gradient = _contiguous_features(gradient)
         _typed("attention").attention_backward(
-            *_pointers(*packed, Y, gradient, marks, *results),
+            *_pointers(*packed, Y, gradient, statistics, *results),
             _strides(*packed, Y, gradient, *results),
             *_pointers(real),
             *_shape(Q, K, ctx.causal),
@@ -335,26 +338,26 @@ class _Attention(torch.autograd.Function):
 
 
 def _by_formula(causal: bool, real: Tensor | None, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-    """The same by operations that can be differentiated twice, which torch's fused kernel cannot."""
+    """The same by operations that can be differentiated twice, unlike torch's fused kernel."""
     group, N, M = Q.shape[1] // K.shape[1], Q.shape[2], K.shape[2]
     K, V = K.repeat_interleave(group, 1), V.repeat_interleave(group, 1)
-    unseen = torch.ones(N, M, dtype=torch.bool).triu(1) if causal else torch.zeros(N, M, dtype=torch.bool)
+    masked = torch.ones(N, M, dtype=torch.bool).triu(1) if causal else torch.zeros(N, M, dtype=torch.bool)
     if real is not None:
-        unseen = unseen | ~real[:, None, None, :]
-    scores = (Q @ K.transpose(-2, -1) / math.sqrt(Q.shape[-1])).masked_fill(unseen, -math.inf)
-    nothing = unseen.all(-1, keepdim=True)
-    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0) @ V
+        masked = masked | ~real[:, None, None, :]
+    scores = (Q @ K.transpose(-2, -1) / math.sqrt(Q.shape[-1])).masked_fill(masked, -math.inf)
+    empty = masked.all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0) @ V
 
 
 def newton_schulz(X: Tensor, polynomial: tuple[float, float, float], steps: int) -> Tensor | None:
-    """X ← (a I + b A + c A²) X with A = X Xᵀ, `steps` times; None where torch has to do it.
+    """Return X after `steps` of X ← (a I + b A + c A²) X with A = X Xᵀ; None where torch has to do it.
 
     X: (n, rows, columns) with rows ≤ columns, no gradients. polynomial: a, b, c.
     """
     n, rows, columns = X.shape
-    if not (n and 0 < rows <= min(columns, LARGEST)) or type(X) is not Tensor or X.dtype is not torch.float32:
+    if not (n and 0 < rows <= min(columns, MAX_ROWS)) or type(X) is not Tensor or X.dtype is not torch.float32:
         return None
-    if X.device.type != "cpu" or torch.compiler.is_compiling() or _watched() or not _there("newton_schulz"):
+    if X.device.type != "cpu" or torch.compiler.is_compiling() or _inspected() or not _available("newton_schulz"):
         return None
     X = X.detach().clone(memory_format=torch.contiguous_format)
     library = _typed("newton_schulz")
@@ -362,12 +365,12 @@ def newton_schulz(X: Tensor, polynomial: tuple[float, float, float], steps: int)
     return X
 
 
-def _side_by_side(X: Tensor) -> Tensor:
+def _contiguous_features(X: Tensor) -> Tensor:
     return X if X.stride(-1) == 1 else X.contiguous()
 
 
 def _like(X: Tensor) -> Tensor:
-    """Memory for a gradient: heads beside each other, as the map before them wants it, where X has them so."""
+    """Return memory for a gradient, in the memory order of X: (B, N, H, Dh) where its heads are next to each other."""
     B, H, N, D = X.shape
     return X.new_empty(B, N, H, D).transpose(1, 2) if X.stride(2) >= X.stride(1) else X.new_empty(B, H, N, D)
 

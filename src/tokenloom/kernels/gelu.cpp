@@ -1,11 +1,11 @@
-// gelu(z + b) and its derivative in one pass, and the way back in another.
+// gelu(z + b) and its derivative in one pass; the backward pass in another.
 
 #include "activations.h"
 #include "threads.h"
 
 namespace {
 
-constexpr long ROWS = 128;  // in a piece of work: fixed, so that sums are the same for any number of threads
+constexpr long ROWS = 128;  // per task: fixed, so that sums do not depend on the number of threads
 
 // The last, incomplete vector of a row.
 inline vec part(const float* from, long n) {

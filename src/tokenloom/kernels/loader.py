@@ -1,14 +1,14 @@
-"""One C++ file of this room as a loaded library: compiled on first use, kept in the cache, None where that fails.
+"""A C++ file of this package as a loaded library: compiled on first use and cached; None where that fails.
 
-The files hold plain C functions on pointers and no headers of torch, so compiling takes a second or two. The result
-stands in the cache folder under a hash of everything that it depends on; it is written all-or-nothing, so any number of
-processes may come at once. Nothing here raises: `library` gives None, and `reason` says why.
+The files have plain C functions on pointers and no headers of torch, so compiling takes a second or two. The library is
+cached under a hash of everything that it depends on, and written atomically, so several processes may compile at once.
+Nothing here raises: `library` returns None, and `unavailable_reason` says why.
 
     lib = library("kernels")
     if lib is not None:
         lib.gelu_forward(...)
 
-TOKENLOOM_NATIVE=0 switches everything native off, and `disabled()` does so for a block of code.
+TOKENLOOM_NATIVE=0 disables all native code, and `disabled()` does so for a block.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from tokenloom.utils.files import atomic_path
 
 VARIABLE = "TOKENLOOM_NATIVE"
 COMPILERS = ("g++", "c++", "clang++")
-# No -ffast-math: it would take not-a-number and infinity as never there. These two change no result.
+# No -ffast-math: it assumes that there are no NaN and infinity. These flags change no result.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
-# A compiler knows one of these or the other for the machine that it runs on.
+# Compilers know one of these, for the processor that they run on.
 NATIVE = ("-march=native", "-mcpu=native")
 SECONDS = 120  # for the compiler to finish
 
 _HERE = Path(__file__).parent
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
-# Name → the library, or why there is none. Asked once in a process.
+# Name → the library, or why there is none. Decided once per process.
 _found: dict[str, ctypes.CDLL | str] = {}
-_off: ContextVar[bool] = ContextVar("native switched off", default=False)
+_off: ContextVar[bool] = ContextVar("native disabled", default=False)
 
 
-class _No(Exception):
-    """Why there is no library."""
+class _Unavailable(Exception):
+    """No library; the message says why."""
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Inside, `library` gives None: for what must be computed as it is everywhere, compiler or none."""
+    """Context in which `library` returns None, for results that must not depend on a compiler."""
     token = _off.set(True)
     try:
         yield
@@ -60,12 +60,11 @@ def disabled() -> Iterator[None]:
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """`name.cpp` of this room as a library, or None where it is switched off or cannot be had.
+    """Return `name.cpp` as a library, or None where native code is disabled or unavailable.
 
-    It is compiled once for a machine and loaded once for a process; so is its absence. Argument types of its functions
-    are the caller's to set.
+    It is compiled once per machine and loaded once per process. The caller sets the argument types of its functions.
     """
-    if _why_off():
+    if _disabled_reason():
         return None
     found = _found.get(name)
     if found is None:
@@ -76,9 +75,9 @@ def library(name: str) -> ctypes.CDLL | None:
     return found if isinstance(found, ctypes.CDLL) else None
 
 
-def reason(name: str) -> str:
-    """Why `library(name)` gives None, in a few words; "" where it gives a library."""
-    if why := _why_off():
+def unavailable_reason(name: str) -> str:
+    """Return why `library(name)` is None, in a few words; "" where it is not."""
+    if why := _disabled_reason():
         return why
     library(name)
     found = _found[name]
@@ -86,9 +85,9 @@ def reason(name: str) -> str:
 
 
 def summary() -> str:
-    """What this process has asked for so far, in a line for people: "native attention, gelu", or why there is none; ""
-    when nothing was asked for."""
-    if why := _why_off():
+    """Return the libraries that this process has asked for, as "native attention, gelu", or why there are none; "" when
+    it has asked for none."""
+    if why := _disabled_reason():
         return f"nothing native ({why})"
     loaded = sorted(name for name, found in _found.items() if isinstance(found, ctypes.CDLL))
     reasons = sorted({found for found in _found.values() if isinstance(found, str)})
@@ -96,16 +95,16 @@ def summary() -> str:
     return ", ".join(parts + [f"nothing native ({why})" for why in reasons[:1] if not loaded])
 
 
-def _why_off() -> str:
+def _disabled_reason() -> str:
     if os.environ.get(VARIABLE) == "0":
         return f"{VARIABLE}=0"
-    return "switched off" if _off.get() else ""
+    return "disabled" if _off.get() else ""
 
 
 def _find(name: str) -> ctypes.CDLL | str:
     try:
         return _compiled(name)
-    except _No as no:
+    except _Unavailable as no:
         why = str(no)
     except (OSError, subprocess.SubprocessError, UnicodeError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
@@ -114,7 +113,7 @@ def _find(name: str) -> ctypes.CDLL | str:
 
 
 def _compiled(name: str) -> ctypes.CDLL:
-    """The library, compiled unless a good one is there. Raises _No, OSError, SubprocessError."""
+    """Return the library, compiled unless it is cached. Raises _Unavailable, OSError, SubprocessError."""
     source = _HERE / f"{name}.cpp"
     compiler = _compiler()
     target = cache_folder() / "native" / f"{name}-{_key(source, compiler)}.so"
@@ -127,20 +126,20 @@ def _compiled(name: str) -> ctypes.CDLL:
 
 
 def _compiler() -> str:
-    """The path of a C++ compiler: the first of `COMPILERS` that is there."""
+    """Return the path of the first of `COMPILERS` that is installed."""
     for name in COMPILERS:
         if path := shutil.which(name):
             return path
-    raise _No(f"no C++ compiler ({', '.join(COMPILERS)})")
+    raise _Unavailable(f"no C++ compiler ({', '.join(COMPILERS)})")
 
 
 def _key(source: Path, compiler: str) -> str:
-    """A hash of source, headers, flags, compiler and processor: what the compiled code depends on."""
+    """Return a hash of source, headers, flags, compiler and processor: all that the compiled code depends on."""
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
     )
     if version.returncode:
-        raise _No(f"{compiler} does not work")
+        raise _Unavailable(f"{compiler} does not work")
     parts = [repr((FLAGS, NATIVE)).encode(), os.path.realpath(compiler).encode(), version.stdout, _processor()]
     parts += [path.read_bytes() for path in (source, *sorted(_HERE.glob("*.h")))]
     whole = hashlib.sha256()
@@ -150,7 +149,7 @@ def _key(source: Path, compiler: str) -> str:
 
 
 def _processor() -> bytes:
-    """What the processor is and which instructions it has, as far as it says."""
+    """Return the model and the instruction sets of the processor, as far as known."""
     lines = {platform.machine(), platform.processor()}
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
@@ -175,7 +174,7 @@ def _compile(source: Path, compiler: str, target: Path) -> None:
         else:
             lines = done.stderr.decode("utf-8", "replace").splitlines()
             messages = [line for line in lines if "error" in line] or lines or [f"exit code {done.returncode}"]
-            raise _No(f"{compiler} gave up: {messages[0].strip()}")
+            raise _Unavailable(f"{compiler} gave up: {messages[0].strip()}")
         beside.chmod(0o644)  # A cache may be shared: others may read.
         with beside.open("r+b") as file:
             # Its own hash behind it, which loaders of libraries overlook.
@@ -183,15 +182,15 @@ def _compile(source: Path, compiler: str, target: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a library ends with its own hash: one that a full disk cut short would end the process that loads it."""
+    """Return whether a library ends with its own hash: loading a truncated one would crash the process."""
     raw = path.read_bytes()
     return hashlib.sha256(raw[:-32]).digest() == raw[-32:]
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    """The library, if nobody else can have written it: it is code that will run."""
+    """Load the library, unless other users can have written it. Raises _Unavailable."""
     if hasattr(os, "getuid"):
         facts = path.stat()
         if facts.st_uid not in (0, os.getuid()) or facts.st_mode & 0o022:
-            raise _No(f"{path} can be written by others")
+            raise _Unavailable(f"{path} can be written by others")
     return ctypes.CDLL(str(path))

@@ -1,6 +1,6 @@
-// W_out f(W_in x + b) + b', forward and back: both products of a block of rows while what is between them is in the
-// second cache. Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication", for the blocks.
-// Activations stand in panels too, (n, 16) for a block of n rows: one product writes what the next one reads in order.
+// W_out f(W_in x + b) + b', forward and backward: both products of a block of rows while the hidden features are in
+// the L2 cache. Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication", for the blocks.
+// Activations are stored in panels too, (n, 16) for a block of n rows: one product writes what the next one reads in order.
 
 #include <algorithm>
 
@@ -10,8 +10,8 @@
 
 namespace {
 
-constexpr long ROWS = 96;   // of a block
-constexpr long GROUPS = 8;  // of blocks, each with sums of its own for weights: the same for any number of threads
+constexpr long ROWS = 96;   // per block
+constexpr long GROUPS = 8;  // of blocks, each with its own sums for the weights: independent of the number of threads
 
 // y (n, D) = h b + bias, with h (n, F) and b (F, D) in panels.
 inline void narrow(const float* h, const float* b, const float* bias, float* y, long n, long D, long F) {
@@ -67,18 +67,18 @@ void forward(const Model& m, const float* X, float* Y, float* H, float* S, float
 
 }  // namespace
 
-// W_in (F, D), W_out (D, F), b_in (F) and b_out (D) or none; X (rows, D) → Y (rows, D), and for the way back H and S, of
-// rows · F numbers: activations and their derivatives. packed: room for 2 D F. D and F are multiples of 16.
+// W_in (F, D), W_out (D, F), b_in (F) and b_out (D) or none; X (rows, D) → Y (rows, D), and for the backward pass H and S,
+// rows · F numbers each: activations and their derivatives. packed: 2 D F numbers of scratch. D and F are multiples of 16.
 EXPORT void mlp_forward(const float* W_in, const float* b_in, const float* W_out, const float* b_out, const float* X,
                         float* Y, float* H, float* S, float* packed, long rows, long D, long F, int squared, int threads) {
     const Model m{W_in, b_in, W_out, b_out, D, F};
     (squared ? forward<relu_squared> : forward<gelu>)(m, X, Y, H, S, packed, rows, threads);
 }
 
-// How many sums there are for each weight.
+// Number of sums per weight.
 EXPORT long mlp_groups(long rows) { return std::min(GROUPS, (rows + ROWS - 1) / ROWS); }
 
-// How many numbers each group wants for itself.
+// Scratch numbers per group.
 EXPORT long mlp_scratch(long F) { return ROWS * F; }
 
 // dY (rows, D) → dX (rows, D) and sums (groups, 2 D F + F + D): of dW_inᵀ (D, F), dW_out, db_in and db_out.

@@ -1,7 +1,7 @@
-// X ← p(X Xᵀ) X with p(A) = a I + b A + c A², a few times, for many matrices: what Muon makes orthogonal. Source: Jordan et
-// al. 2024, "Muon".
+// X ← p(X Xᵀ) X with p(A) = a I + b A + c A², a few times, for many matrices, which Muon orthogonalizes. Source: Jordan
+// et al. 2024, "Muon".
 //
-// Of a symmetric product only the upper triangle is computed, which is a third of all the work less for square matrices
+// Of a symmetric product only the upper triangle is computed, which saves a third of the work for square matrices
 // and nearly half for wide ones.
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace {
 
 // to (rows, columns) = α a b + β plus, with a (rows, K), and b (K, columns) in panels. symmetric: the result is known to
-// be, and computed from the diagonal on.
+// be symmetric, and only its upper triangle is computed.
 void multiply(const float* a, const float* b, long rows, long K, long columns, float* to, bool symmetric,
               float alpha = 1.0f, float beta = 0.0f, const float* plus = nullptr) {
     for (long q = 0; q < columns; q += P)
@@ -41,7 +41,7 @@ struct Polynomial {
     int steps;
 };
 
-// One matrix (rows, columns), in place. Zeros fill it up to whole panels, and stay zeros.
+// One matrix (rows, columns), in place, padded with zeros to whole panels.
 void iterate(float* matrix, long rows, long columns, Polynomial p) {
     const long R = (rows + P - 1) / P * P, C = (columns + P - 1) / P * P, square = R * R, wide = R * C;
     static thread_local std::vector<float> memory;

@@ -1,5 +1,5 @@
-// RMSNorm y = w ⊙ x / √(mean(x²) + ε) of each row (Zhang & Sennrich 2019), and the way back. A row is read from memory
-// once; its size is reckoned again on the way back.
+// RMSNorm y = w ⊙ x / √(mean(x²) + ε) of each row (Zhang & Sennrich 2019), and its backward pass. A row is read from
+// memory once; its norm is recomputed in the backward pass.
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr long ROWS = 128;  // in a piece of work: fixed, so that sums are the same for any number of threads
+constexpr long ROWS = 128;  // per task: fixed, so that sums do not depend on the number of threads
 
 // 1 / √(mean(x²) + ε)
 inline float inverse(const float* x, long D, float eps) {

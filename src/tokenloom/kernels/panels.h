@@ -1,5 +1,5 @@
-// Products of matrices: sums of 6 rows × 16 columns in registers. The second factor stands in panels of 16 columns, each
-// (K, 16), so that it is read in order.
+// Products of matrices: sums of 6 rows × 16 columns in registers. The second factor is stored in panels of 16 columns,
+// each (K, 16), so that it is read in order.
 #pragma once
 
 #include <type_traits>
@@ -37,7 +37,7 @@ inline void fill(vec (&c)[T][2], const float* bias) {
     for (int i = 0; i < T; i++) c[i][0] = left, c[i][1] = right;
 }
 
-// f(first row, how many) for n rows, 6 at a time, with the number as a type.
+// Call f(first row, number) for n rows, 6 at a time, with the number as a type.
 template <class F>
 inline void by_rows(long n, const F& f) {
     long r = 0;
@@ -51,7 +51,7 @@ inline void by_rows(long n, const F& f) {
     }
 }
 
-// The (K, columns) matrix with such steps from row to row and from column to column, in panels.
+// Pack a (K, columns) matrix, with these strides of rows and columns, into panels.
 inline void pack(const float* from, long row, long column, long K, long columns, float* to) {
     for (long p = 0; p < columns; p += P)
         if (row == 1 && K % W == 0)

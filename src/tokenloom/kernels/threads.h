@@ -1,5 +1,5 @@
-// Work shared out over the threads that torch has already: its own OpenMP runtime, whose entry point is handed in, since
-// a second runtime beside it would be a second set of threads on the same cores.
+// Parallel loops on the threads of torch's OpenMP runtime, whose entry point is passed in: a second runtime would create
+// a second set of threads on the same cores.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace {
 typedef void (*Parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 Parallel gomp_parallel = nullptr;
 
-// f(0) … f(items − 1), each once, in any order: what f computes must not depend on who else is at work.
+// Call f(0) … f(items − 1), each once, in any order; they must be independent of each other.
 template <class F>
 void for_each(long items, int threads, const F& f) {
     if (threads <= 1 || items <= 1 || gomp_parallel == nullptr) {

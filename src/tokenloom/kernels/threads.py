@@ -1,4 +1,4 @@
-"""The threads that torch has already, for work of our own: a second OpenMP runtime would bring a second set of them."""
+"""The OpenMP threads of torch, for our kernels: a second OpenMP runtime would create a second set of threads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ RUNTIMES = ("libgomp", "libiomp5", "libomp")
 
 @functools.cache
 def entry() -> int:
-    """The address of GOMP_parallel in the OpenMP runtime of this process; 0 where that cannot be told.
+    """Return the address of GOMP_parallel in the OpenMP runtime of this process; 0 where it is unknown.
 
-    It is found among the files that are mapped into memory, so nothing is loaded that torch has not loaded. Where there
-    are several, torch's own is taken, which stands in its folder.
+    Only libraries that are mapped into memory are considered, so nothing is loaded that torch has not loaded. Of
+    several, the one in torch's folder is used.
     """
     import torch
 
@@ -31,7 +31,7 @@ def entry() -> int:
 
 
 def _mapped() -> list[Path]:
-    """The OpenMP runtimes of this process, on Linux."""
+    """Return the OpenMP runtimes of this process, on Linux."""
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
     except OSError:

@@ -24,7 +24,7 @@ inline void store(float* to, vec v) { std::memcpy(to, &v, sizeof v); }
 // x where the mask is zero, 0 where it is all ones.
 inline vec dropped(vec x, ivec mask) { return (vec)((ivec)x & ~mask); }
 
-// e^x for x < 88, to 1e-7 relative; 0 below the smallest normal number; not-a-number stays. x = n ln 2 + r, and
+// e^x for x < 88, to 1e-7 relative; 0 below the smallest normal number; NaN stays. x = n ln 2 + r, and
 // e^r = 1 + r + r² q(r), with q the polynomial of smallest relative error for |r| ≤ ln(2)/2 (own fit).
 inline vec exponential(vec x) {
     const float shift = 12582912.0f;  // 1.5 · 2²³: what is added to it is rounded to a whole number.

@@ -1,4 +1,4 @@
-"""A batch: named streams of tokens with all that belongs to them, and the targets."""
+"""A batch: named streams of tokens with positions, segments and padding, and the targets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-# A target that does not count, as in torch.nn.functional.cross_entropy.
+# A target that is not counted, as in torch.nn.functional.cross_entropy.
 IGNORE = -100
 
 
@@ -15,10 +15,9 @@ IGNORE = -100
 class Stream:
     """One kind of data in a batch: a text, an image, a sound.
 
-    ids: (B, N) int64, or (B, N, Q) where Q codes make a step. features: (B, N, …) for data that need no ids. real:
-    (B, N) bool, False where a token only pads; None = all real. positions: (B or 1, N) int64; None = counted from each
-    row's first real token.
-    segments: (B, N) int64, the number of the document that each token belongs to; None = one document a row.
+    ids: (B, N) int64, or (B, N, Q) with Q codes per step. features: (B, N, …) for data without ids. real: (B, N) bool,
+    False for padding; None = no padding. positions: (B or 1, N) int64; None = counted from each row's first real token.
+    segments: (B, N) int64, the document number of each token; None = one document per row.
     """
 
     ids: Tensor | None = None
@@ -29,7 +28,7 @@ class Stream:
 
     @property
     def tokens(self) -> Tensor:
-        """Ids or features, whichever there are."""
+        """The ids, or the features of a stream without ids. Raises ValueError without both."""
         tokens = self.ids if self.ids is not None else self.features
         if tokens is None:
             raise ValueError("a stream without ids or features")
@@ -42,7 +41,7 @@ class Stream:
         return B, N
 
     def positions_or_count(self, *, relative: bool = False) -> Tensor:
-        """The positions; unless given, 0 … N−1 from each row's first real token (padding before it has 0 too).
+        """Return the positions; unless given, 0, 1, … from each row's first real token (padding before it has 0).
 
         relative: only differences of positions matter, so that counting from the first column serves all rows.
         """
@@ -54,7 +53,7 @@ class Stream:
         return (counted - self.real.int().argmax(1, keepdim=True)).clamp(min=0)
 
     def depths(self) -> Tensor:
-        """(B, N) int64: how many tokens of its own document stand before each token in its row; −1 where one pads."""
+        """Return the number of tokens of its document before each token of a row, (B, N) int64; −1 for padding."""
         index = torch.arange(self.shape[1], device=self.tokens.device).expand(self.shape)
         starts = (index == 0).clone()
         if self.segments is not None:
@@ -65,16 +64,16 @@ class Stream:
         return depths if self.real is None else depths.masked_fill(~self.real, -1)
 
     def to(self, device: torch.device) -> Stream:
-        """The same stream on another device."""
+        """Return the stream on another device."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
         return Stream(**{k: v if v is None else v.to(device, non_blocking=True) for k, v in moved.items()})
 
 
 @dataclass
 class Batch:
-    """What a model is given, and what is asked of it.
+    """Inputs of a model, and its targets.
 
-    streams: by name. targets: by the name of the loss term, int64 with `IGNORE` where nothing is asked.
+    streams: by name. targets: by the name of the loss term, int64 with `IGNORE` where nothing is predicted.
     """
 
     streams: dict[str, Stream]
@@ -87,11 +86,11 @@ class Batch:
         return next(iter(self.streams.values())).shape[0]
 
     def counts(self) -> dict[str, int]:
-        """How many targets count, for each loss term."""
+        """Return the number of counted targets of each loss term."""
         return {name: int((target != IGNORE).sum()) for name, target in self.targets.items()}
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return Batch(
             {name: stream.to(device) for name, stream in self.streams.items()},
             {name: target.to(device, non_blocking=True) for name, target in self.targets.items()},
@@ -99,7 +98,7 @@ class Batch:
 
 
 def pad(rows: list[Tensor], fill: int = 0, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows of unequal length (n_b,) as one tensor (B, max n_b), and where it is real (B, max n_b) bool."""
+    """Pad rows (n_b,) to one tensor (B, max n_b); return it and which entries are real, (B, max n_b) bool."""
     N = max(len(row) for row in rows)
     tokens = torch.full((len(rows), N), fill, dtype=rows[0].dtype)
     real = torch.zeros(len(rows), N, dtype=torch.bool)

@@ -1,7 +1,7 @@
 """Recurrent language models: embedding → recurrent layers → linear head. They predict token n+1 at token n.
 
-What is known of the past is a state of fixed size, so that a text may be of any length; a prediction costs the same
-at each place. Bengio et al. 2003 and Mikolov et al. 2010 for language models, `nn/recurrent.py` for the layers.
+The past is a state of fixed size, so that a text may be of any length. Bengio et al. 2003 and Mikolov et al. 2010 for
+language models, `nn/recurrent.py` for the layers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.protocols import State, repeat_rows
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import InitTable, constant, framework_linear, initialize, normal, normal_by_inputs
-from tokenloom.nn.recurrent import CELLS, Recurrent, counted_through, initial_state, through
+from tokenloom.nn.recurrent import CELLS, Recurrent, initial_state, run_counted, run_segments
 
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """Sizes. cell: "rnn" (Elman), "lstm" or "gru". width: M, numbers in a layer's output. depth: L. context: tokens
+    """Sizes. cell: "rnn" (Elman), "lstm" or "gru". width: M, outputs of a layer. depth: L. context: tokens
     that gradients go back through. burn_in: tokens read before them without gradients. embedding_dim: features of
     a token, or None for one-hot."""
 
@@ -37,12 +37,12 @@ class RecurrentConfig:
     embedding_dim: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For config.json."""
+        """Return the entries for config.json."""
         return asdict(self)
 
 
 class RecurrentLM(nn.Module):
-    """A stack of recurrent layers over embedded tokens, with dropout on what goes into each and into the head."""
+    """Recurrent layers over embedded tokens, with dropout before each layer and before the head."""
 
     def __init__(self, config: RecurrentConfig, seed: int = 0) -> None:
         super().__init__()
@@ -56,17 +56,20 @@ class RecurrentLM(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the model predicts over."""
+        """Number of ids that the model predicts."""
         return self.config.vocab_size
 
     @property
     def context(self) -> None:
-        """A state has no length: nothing in the past is out of reach."""
+        """None: a prediction can depend on the whole past."""
         return None
 
     def forward(self, batch: Batch, cache: None = None, hooks: Hooks | None = None) -> Tensor:
-        """Logits (B, N, vocab) for the stream "text". A stream "before" makes the state to begin with, without
-        gradients; its segments and those of the text go together. Each document begins from zero."""
+        """Return logits (B, N, vocab) for the stream "text".
+
+        The burn-in tokens of a stream "before" are read first, without gradients; its segments and those of the text
+        have common numbers. Each document begins from a zero state.
+        """
         text, before = batch["text"], batch.streams.get("before")
         starts = text.depths() == 0
         state = None
@@ -90,7 +93,7 @@ class RecurrentLM(nn.Module):
         Y, after = self.dropout(self.tokens(ids)), []
         for number, layer in enumerate(self._stack()):
             old = initial_state(layer, Y) if state is None else state[number]
-            Y, new = through(layer, Y, old, starts)
+            Y, new = run_segments(layer, Y, old, starts)
             after.append(new)
             Y = self.dropout(Y if hooks is None else hooks.record(f"layers.{number}.out", Y))
         return Y, after
@@ -99,29 +102,29 @@ class RecurrentLM(nn.Module):
         return list(self.layers)  # type: ignore[arg-type]
 
     def init_state(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
-        """The state of rows that have read nothing."""
+        """Return the state of rows that have read nothing."""
         like = self.lm_head.weight.detach().new_zeros(batch, 1, 1)
         lengths = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return RecurrentState([initial_state(layer, like) for layer in self._stack()], lengths)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, RecurrentState]:
-        """Feed a chunk (B, N); log-probabilities (B, N, vocab) of each next token (see `StepModel`).
+        """Feed a chunk (B, N); return log-probabilities (B, N, vocab) of each next token, and the state (`StepModel`).
 
         Raises ValueError for a state of another model or another number of rows, and for counts outside 1 … N.
         """
         B, N = tokens.shape
         if not isinstance(state, RecurrentState) or len(state.lengths) != B:
-            raise ValueError(f"{B} rows want a state of {B} rows made by this model's own init_state()")
+            raise ValueError(f"{B} rows need a state of {B} rows made by this model's own init_state()")
         taken = torch.full_like(state.lengths, N) if counts is None else counts.to(state.lengths)
         if N < 1 or taken.shape != (B,) or not bool(((taken >= 1) & (taken <= N)).all()):
             raise ValueError(f"counts must be {B} numbers in 1 … {N}, not {taken.tolist()}")
         if bool((taken < N).any()):
-            # What stands past counts may be any filler.
+            # Padding may be any id.
             tokens = tokens.masked_fill(torch.arange(N, device=tokens.device) >= taken[:, None], 0)
         Y, after = self.tokens(tokens), []
         for layer, old in zip(self._stack(), state.layers, strict=True):
-            Y, new = counted_through(layer, Y, old, taken)
+            Y, new = run_counted(layer, Y, old, taken)
             after.append(new)
         logits = self.lm_head(Y)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -129,39 +132,39 @@ class RecurrentLM(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Ids (…) as vectors (…, size) that are 1 at the id and 0 elsewhere."""
+    """One-hot vectors: ids (…) → (…, size)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        # Of no size: it only knows in which precision the model is.
+        # An empty tensor that follows the dtype of the model.
         self.register_buffer("like", torch.zeros(0), persistent=False)
         self.size = size
 
     def forward(self, ids: Tensor) -> Tensor:
-        """One more dimension."""
+        """ids: (…) int64 → (…, size)."""
         return F.one_hot(ids, self.size).to(self.get_buffer("like").dtype)
 
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """What each layer remembers, (S, B, M), and how many tokens each row has been fed (B,). A value: never changed."""
+    """The states of the layers, (S, B, M), and the number of tokens each row has been fed, (B,). Immutable."""
 
     layers: list[Tensor]
     lengths: Tensor
 
     def select(self, rows: Tensor) -> RecurrentState:
-        """A state of the given rows, which may repeat."""
+        """Return a state of the given rows, which may repeat."""
         return RecurrentState([layer[:, rows] for layer in self.layers], self.lengths[rows])
 
     def repeat(self, n: int) -> RecurrentState:
-        """A state in which every row stands n times."""
+        """Return a state with every row n times."""
         return repeat_rows(self, n)
 
 
 def _table(config: RecurrentConfig) -> InitTable:
-    """How each parameter starts: the textbook's draws for the Elman cell, those of torch for the others, but that they
-    begin by remembering (Jozefowicz et al. 2015, "An empirical exploration of recurrent network architectures")."""
-    # One-hot inputs have one number that is not 0, however many there are: they count as a hundred.
+    """The textbook's initialization for the Elman cell, torch's for the others, with the biases of gates that keep the
+    state at 1 (Jozefowicz et al. 2015, "An empirical exploration of recurrent network architectures")."""
+    # One-hot inputs have a single nonzero entry, whatever their number: they count as a hundred.
     first = normal_by_inputs(0.1 * config.vocab_size**0.5) if config.embedding_dim is None else normal_by_inputs()
     return [
         ("tokens.weight?", normal(1.0)),
@@ -170,7 +173,7 @@ def _table(config: RecurrentConfig) -> InitTable:
         ("*.W_zz.bias?", constant(0.0)),
         ("layers.0.cell.weight_ih_*?", _wide if config.embedding_dim is None else _by_width),
         ("*.cell.weight_*?", _by_width),
-        ("*.cell.bias_ih_*?", _remembering),
+        ("*.cell.bias_ih_*?", _keep_gate_open),
         ("*.cell.bias_hh_*?", constant(0.0)),
         ("lm_head.weight", normal_by_inputs() if config.cell == "rnn" else framework_linear),
         ("lm_head.bias", constant(0.0)),
@@ -185,12 +188,12 @@ def _by_width(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -
 
 
 def _wide(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -> None:
-    """Uniform in ±1: of one-hot inputs a single row counts, which must be as large as a whole sum would be."""
+    """Uniform in ±1: a one-hot input selects one row, which must be as large as a whole sum would be."""
     parameter.uniform_(-1.0, 1.0, generator=generator)
 
 
-def _remembering(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -> None:
-    """0, and 1 for the gate that keeps what is remembered: the LSTM's second, the GRU's second."""
+def _keep_gate_open(parameter: Tensor, owner: nn.Module, generator: torch.Generator) -> None:
+    """0, and 1 for the gate that keeps the state: the second of both LSTM and GRU."""
     assert isinstance(owner, nn.RNNBase)
     parameter.zero_()
     parameter[owner.hidden_size : 2 * owner.hidden_size] = 1.0

@@ -1,9 +1,9 @@
-"""The recurrent encoder–decoder, with and without attention: what came before the transformer.
+"""The recurrent encoder–decoder, with and without attention.
 
-Without attention all that the decoder knows of the source is the encoder's last state, a vector of one size however
-long the source is: Sutskever et al. 2014; Cho et al. 2014. With attention each step of the decoder looks at all states
-of the encoder: Bahdanau et al. 2015; the form here is that of Luong et al. 2015, which lets all steps of a target be
-trained at once. Bishop & Bishop, section 12.2.5.
+Without attention the decoder knows of the source only the encoder's last state, a vector of fixed size: Sutskever et
+al. 2014; Cho et al. 2014. With attention each step of the decoder attends to all states of the encoder: Bahdanau et al.
+2015; here in the form of Luong et al. 2015, in which all steps of a target are trained at once. Bishop & Bishop,
+section 12.2.5.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RecurrentTranslatorConfig:
             raise ValueError(f"a width of {self.width} does not divide into two directions")
 
     def as_dict(self) -> dict[str, Any]:
-        """For config.json."""
+        """Return the entries for config.json."""
         return asdict(self)
 
 
@@ -62,11 +62,11 @@ _TABLE: InitTable = [
 
 
 class RecurrentTranslator(nn.Module):
-    """Source tokens → a recurrent network in both directions → start and target tokens → another → linear head.
+    """Source tokens → bidirectional GRU encoder; start and target tokens → GRU decoder → linear head.
 
     Gated recurrent units (Cho et al. 2014). The decoder's layer l starts from h = tanh(W [last state of each direction
     of the encoder's layer l]). With attention, c = attention(its output o, all states of the encoder), and the head
-    reads tanh(W [o; c]) in the place of o. Streams and ids as in `EncoderDecoder`.
+    reads tanh(W [o; c]) instead of o. Streams and ids as in `EncoderDecoder`.
     """
 
     def __init__(self, config: RecurrentTranslatorConfig, seed: int = 0) -> None:
@@ -87,28 +87,30 @@ class RecurrentTranslator(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the model predicts over."""
+        """Number of ids that the model predicts."""
         return self.config.target_vocab_size
 
     def forward(self, batch: Batch, hooks: Hooks | None = None) -> Tensor:
-        """Logits (B, N, vocab) for the stream "target". Taps: with attention, those of `cross`; the alignment is
-        `cross.pattern` (B, 1, N, M)."""
+        """Return logits (B, N, vocab) for the stream "target".
+
+        Hooks: with attention, those of `cross`; the alignment is `cross.pattern` (B, 1, N, M).
+        """
         memory, real, hidden = self.encode(batch["source"])
         target = batch["target"]
         ids, shift, _ = _moved_left(target)
         O, _ = self.recur(ids, hidden)
         if shift is not None:
-            # Back to where the tokens stand.
+            # Back to the positions of the tokens.
             index = (torch.arange(O.shape[1], device=O.device) - shift).clamp(min=0)
             O = O.gather(1, index[..., None].expand_as(O))
         return self.read_out(O, memory, real, hooks=hooks)
 
     def encode(self, source: Stream) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The states of all source tokens (B, M, D), without padding before them; which are real (B, M); and the state
-        in which each layer of the decoder starts (L, B, D)."""
+        """Return the states of all source tokens (B, M, D), padded on the right; which are real (B, M); and the initial
+        state of each layer of the decoder (L, B, D)."""
         ids, _, lengths = _moved_left(source)
         places = torch.arange(ids.shape[1], device=ids.device)
-        # The tokens of each row in reverse; what pads stays behind them.
+        # The tokens of each row in reverse; padding stays behind them.
         back = torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)[..., None]
         last = (lengths - 1)[:, None, None]
         X = self.dropout(self.tokens(ids))
@@ -141,7 +143,7 @@ class RecurrentTranslator(nn.Module):
         cache: MemoryCache | None = None,
         hooks: Hooks | None = None,
     ) -> Tensor:
-        """Logits (B, N, vocab) from the decoder's outputs (B, N, D) and what it looks at."""
+        """Return logits (B, N, vocab) from the decoder's outputs (B, N, D) and the encoder's states."""
         if self.cross is not None and self.join is not None:
             mask, inner = None if real is None else Padding(real), None if hooks is None else hooks.scope("cross")
             C = self.cross(O, memory, mask=mask, cache=cache, hooks=inner)
@@ -150,12 +152,12 @@ class RecurrentTranslator(nn.Module):
         return logits if hooks is None else hooks.record("logits", logits)
 
     def decoder_of(self, batch: Batch) -> RecurrentSteps:
-        """The model as something that is fed step by step, for the sources of a batch."""
+        """Return a `StepModel` for the sources of a batch."""
         return RecurrentSteps(self, batch["source"])
 
 
 def _moved_left(stream: Stream) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Ids (B, N) whose padding stands behind them alone, by how much each row was moved (B, 1), and lengths (B,)."""
+    """Return ids (B, N) padded on the right, by how much each row was moved (B, 1), and lengths (B,)."""
     ids, real = stream.tokens, stream.real
     if real is None:
         return ids, None, torch.full((len(ids),), ids.shape[1], device=ids.device)
@@ -165,8 +167,8 @@ def _moved_left(stream: Stream) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 class RecurrentState:
-    """What a decoder keeps of each row: the states of its layers (L, B, D), how many tokens it was fed, and what it
-    looks at, as in `TranslationState`."""
+    """The decoding state: the states of the layers (L, B, D), the number of tokens fed, and the encoder's states, as in
+    `TranslationState`."""
 
     def __init__(
         self, hidden: Tensor, lengths: Tensor, memory: Tensor | None, real: Tensor | None, cache: MemoryCache
@@ -175,17 +177,17 @@ class RecurrentState:
         self.memory, self.real, self.cache = memory, real, cache
 
     def select(self, rows: Tensor) -> RecurrentState:
-        """An independent state of the given rows, which may repeat."""
+        """Return an independent state of the given rows, which may repeat."""
         memory, real = (None if one is None else one[rows] for one in (self.memory, self.real))
         return RecurrentState(self.hidden[:, rows], self.lengths[rows], memory, real, self.cache.select(rows))
 
     def repeat(self, n: int) -> RecurrentState:
-        """An independent state in which every row stands n times."""
+        """Return an independent state with every row n times."""
         return repeat_rows(self, n)
 
 
 class RecurrentSteps:
-    """A recurrent encoder–decoder as a `StepModel` for some sources, which are read once."""
+    """A recurrent encoder–decoder as a `StepModel` for given sources, which are encoded once."""
 
     context = None
 
@@ -196,7 +198,7 @@ class RecurrentSteps:
         self._memory, self._real, self._hidden = model.encode(source.to(self.device))
 
     def init_state(self, batch: int, rows: Sequence[int] | None = None) -> RecurrentState:
-        """The state of rows that have read nothing; `rows` says which source each is about."""
+        """Return the state of rows that have read nothing. rows: the index of each row's source."""
         index = torch.tensor(range(batch) if rows is None else rows, dtype=torch.int64, device=self.device)
         real = None if self._real is None else self._real[index]
         lengths = torch.zeros_like(index)
@@ -206,7 +208,7 @@ class RecurrentSteps:
     def step(self, tokens: Tensor, state: State, counts: Tensor | None = None) -> tuple[Tensor, RecurrentState]:
         """Feed a chunk (B, N): see `StepModel`."""
         if not isinstance(state, RecurrentState):
-            raise ValueError(f"a translator wants a state made by its own init_state(), not {type(state).__name__}")
+            raise ValueError(f"a translator needs a state made by its own init_state(), not {type(state).__name__}")
         fed = torch.full_like(state.lengths, tokens.shape[1]) if counts is None else counts
         O, states = self.model.recur(tokens, state.hidden)
         logits = self.model.read_out(O, state.memory, state.real, cache=state.cache)

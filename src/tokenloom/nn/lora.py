@@ -13,10 +13,9 @@ from torch.nn import functional as F
 class LoRALinear(nn.Module):
     """Y = X W₀ + X A B + b, with W₀ and b frozen, A (inputs × R) and B (R × outputs) trained.
 
-    A starts as N(0, 1)/√inputs and B as zero, so that a fresh adapter changes nothing. `merge` adds A B to W₀, after
-    which a step costs what it did; `unmerge` puts the very numbers back. `weight` and `bias` are those of the one
-    linear map that this is, for code that reads them. Raises ValueError for a rank that is not from 1 to the smaller
-    side of W₀.
+    A starts as N(0, 1)/√inputs and B as zero, so that a new adapter changes nothing. `merge` adds A B to W₀, which
+    removes the extra cost; `unmerge` restores W₀ exactly. `weight` and `bias` are those of the equivalent linear map.
+    Raises ValueError for a rank that is not from 1 to the smaller side of W₀.
     """
 
     def __init__(self, base: nn.Linear, rank: int, generator: torch.Generator | None = None) -> None:
@@ -43,7 +42,7 @@ class LoRALinear(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """That of the frozen map."""
+        """The bias of the frozen map."""
         return self.base.bias
 
     def forward(self, X: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add A B to W₀. Merging twice is merging once."""
+        """Add A B to W₀, unless that is done already."""
         if not self.merged:
             before = self.base.weight.clone()
             self.base.weight += (self.A @ self.B).T
@@ -61,7 +60,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """W₀ as it was, bit for bit."""
+        """Restore W₀ bit for bit."""
         if self._unmerged is not None:
             self.base.weight.copy_(self._unmerged)
             self._unmerged = None
@@ -70,8 +69,10 @@ class LoRALinear(nn.Module):
 def apply_lora(
     model: nn.Module, rank: int, names: Iterable[str] = ("W_q", "W_v"), generator: torch.Generator | None = None
 ) -> list[LoRALinear]:
-    """Freeze a model, and put an adapter around every linear map whose own name is one of `names`; returns them in
-    order. Raises ValueError where no map has such a name."""
+    """Freeze a model and replace every linear map whose own name is one of `names` by an adapter; return them in order.
+
+    Raises ValueError where no map has such a name.
+    """
     wanted = set(names)
     found = [
         (parent, name, child)

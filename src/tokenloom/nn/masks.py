@@ -1,10 +1,10 @@
 """Masks: which keys each query may attend to, as small values that know their kind and combine with `&`.
 
-A mask is never stored as an N×M tensor unless somebody made it one (`DenseMask`). The fused road of `attention` asks
-for the cheapest form, and both roads can ask for any rectangle of it.
+A mask is not an N×M tensor unless it was made one (`DenseMask`). The fused backend of `attention` uses the cheapest
+form of each kind; both backends can ask for any rectangle of a mask.
 
-Indices count along the tensors as they are handed to `attention`: query n = 0 … N−1, key m = 0 … M−1. Where keys
-of earlier chunks come first (a cache), query n stands at key index n + offset.
+Indices count along the tensors given to `attention`: query n = 0 … N−1, key m = 0 … M−1. Where keys of earlier chunks
+come first (a cache), query n has key index n + offset.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class Mask(ABC):
 
     @abstractmethod
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The rectangle of the mask at the given indices.
+        """Return the rectangle of the mask at the given indices.
 
         queries: (n,) int64 and keys: (m,) int64. Returns bool, broadcastable to (B, H, n, m); True = may attend.
         """
 
     def key_range(self, start: int, stop: int, M: int) -> tuple[int, int]:
-        """The range of keys that queries start … stop−1 can reach at most; keys outside need not be looked at."""
+        """Return a range that contains all keys that queries start … stop−1 may attend to."""
         return 0, M
 
     @property
     def sees_itself(self) -> bool:
-        """True when query n may attend to key n for certain, as far as there is such a key."""
+        """Whether query n may attend to key n for certain, if there is such a key."""
         return False
 
-    def always_something(self, N: int, M: int) -> bool:
-        """True when none of N queries over M keys can end up with nothing to attend to; False may mean: unknown."""
+    def always_nonempty(self, N: int, M: int) -> bool:
+        """Return whether each of N queries has at least one of M keys for certain; False may mean unknown."""
         return N <= M and self.sees_itself
 
     def __and__(self, other: Mask) -> Mask:
@@ -45,7 +45,7 @@ class Mask(ABC):
 
 
 def _per_row(value: int | Tensor) -> int | Tensor:
-    """A number for all rows as it is; one a row, (B,), shaped to stand before (H, n, m)."""
+    """Return a number for all rows as it is; one per row, (B,), as (B, 1, 1, 1)."""
     return value[:, None, None, None] if isinstance(value, Tensor) else value
 
 
@@ -66,7 +66,7 @@ class And(Mask):
 
     @property
     def sees_itself(self) -> bool:
-        # That each part leaves a query something is not enough, for it need not be the same key.
+        # That each part leaves a query a key is not enough: it need not be the same key.
         return self.first.sees_itself and self.second.sees_itself
 
 
@@ -74,7 +74,7 @@ class And(Mask):
 class Causal(Mask):
     """Query n sees keys m ≤ n + offset.
 
-    offset: how many keys come before the first query; a number, or (B,) one a row.
+    offset: number of keys before the first query; a number, or (B,) one per row.
     """
 
     offset: int | Tensor = 0
@@ -91,7 +91,7 @@ class Causal(Mask):
     def sees_itself(self) -> bool:
         return isinstance(self.offset, int) and self.offset >= 0
 
-    def always_something(self, N: int, M: int) -> bool:
+    def always_nonempty(self, N: int, M: int) -> bool:
         return M > 0 and self.sees_itself  # key 0 lies in the past of every query
 
 
@@ -121,10 +121,9 @@ class SlidingWindow(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """Query n sees the first `length` keys, and beyond them only keys m ≤ n + offset: a text read as a whole, then
-    continued token by token.
+    """Prefix-LM mask: query n sees the first `length` keys, and of the others the keys m ≤ n + offset.
 
-    length: a number, or (B,) one a row.
+    length: a number, or (B,) one per row.
     """
 
     length: int | Tensor
@@ -137,8 +136,8 @@ class Prefix(Mask):
     def sees_itself(self) -> bool:
         return Causal(self.offset).sees_itself
 
-    def always_something(self, N: int, M: int) -> bool:
-        return Causal(self.offset).always_something(N, M)
+    def always_nonempty(self, N: int, M: int) -> bool:
+        return Causal(self.offset).always_nonempty(N, M)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +151,7 @@ class Padding(Mask):
 
     @staticmethod
     def of_lengths(lengths: Tensor, M: int) -> Padding:
-        """Row b has its first lengths[b] keys real. lengths: (B,)."""
+        """Return the mask in which row b has lengths[b] real keys, then padding. lengths: (B,)."""
         return Padding(torch.arange(M, device=lengths.device)[None, :] < lengths[:, None])
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -161,9 +160,9 @@ class Padding(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Segments(Mask):
-    """A query sees only keys of its own segment: documents packed into one row stay apart.
+    """A query sees only keys of its own segment, for documents packed into one row.
 
-    queries: (B, N) and keys: (B, M) int64, the number of the document that each token belongs to.
+    queries: (B, N) and keys: (B, M) int64, the document number of each token.
     """
 
     queries: Tensor
@@ -180,14 +179,14 @@ class Segments(Mask):
 
 @dataclass(frozen=True, eq=False)
 class DenseMask(Mask):
-    """Any mask at all, written out.
+    """Any mask, as a tensor of N·M bytes.
 
-    tensor: bool, (N, M), (B, N, M) or (B, H, N, M); True = may attend. Costs N·M bytes: the other kinds do not.
-    something: that its maker knows of no query left with nothing to attend to.
+    tensor: bool, (N, M), (B, N, M) or (B, H, N, M); True = may attend. nonempty: whether each query is known to have at
+    least one key.
     """
 
     tensor: Tensor
-    something: bool = False
+    nonempty: bool = False
 
     def __post_init__(self) -> None:
         if self.tensor.dtype != torch.bool or self.tensor.dim() not in (2, 3, 4):
@@ -200,12 +199,12 @@ class DenseMask(Mask):
         part = self.tensor[..., queries, :][..., keys]
         return part[:, None] if part.dim() == 3 else part
 
-    def always_something(self, N: int, M: int) -> bool:
-        return self.something
+    def always_nonempty(self, N: int, M: int) -> bool:
+        return self.nonempty
 
 
 def to_dense(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
-    """The whole mask, bool, broadcastable to (B, H, N, M)."""
+    """Return the whole mask, bool, broadcastable to (B, H, N, M)."""
     if isinstance(mask, DenseMask) and mask.tensor.shape[-2:] == (N, M):
-        return mask.tensor[:, None] if mask.tensor.dim() == 3 else mask.tensor  # no need of a copy
+        return mask.tensor[:, None] if mask.tensor.dim() == 3 else mask.tensor  # no copy
     return mask.allowed(torch.arange(N, device=device), torch.arange(M, device=device))

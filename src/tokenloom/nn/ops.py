@@ -180,7 +180,7 @@ def _masked_block(
         allowed = to_dense(mask, N, M, Q.device)
     else:
         allowed = mask.allowed(torch.arange(start, stop, device=Q.device), torch.arange(low, high, device=Q.device))
-    if mask.always_something(N, M):
+    if mask.always_nonempty(N, M):
         return scaled_dot_product_attention(Q, K, V, attn_mask=_to_4d(_with_bias(allowed, bias)))
     nonempty = allowed.any(-1, keepdim=True)
     # Rows without an allowed key attend to all keys, and their result is replaced by zeros, with its gradient.

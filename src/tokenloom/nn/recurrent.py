@@ -1,7 +1,7 @@
-"""Recurrent layers: a state that each token changes, so that the whole past is in a few numbers.
+"""Recurrent layers.
 
 A layer maps X (B, N, inputs) and a state (S, B, M) to the outputs Y (B, N, M) and the state after the last token. S is
-1, or 2 for the LSTM, which has a memory c beside its output h. Zeros are the state of one who has seen nothing.
+1, or 2 for the LSTM, which has a cell state c beside its output h. The initial state is zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Elman(nn.Module):
-    """z_n = tanh(x_n W_zx + z_{n−1} W_zz + b_z), y_n = z_n; written out. (Elman 1990, "Finding structure in time".)"""
+    """z_n = tanh(x_n W_zx + z_{n−1} W_zz + b_z), y_n = z_n. (Elman 1990, "Finding structure in time".)"""
 
     parts = 1
 
@@ -24,7 +24,7 @@ class Elman(nn.Module):
         self.W_zz = nn.Linear(width, width)
 
     def forward(self, X: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Y (B, N, M), and the state (1, B, M) after the last token."""
+        """Return Y (B, N, M), and the state (1, B, M) after the last token."""
         z, outputs = state[0], []
         for x in self.W_zx(X).unbind(1):
             z = torch.tanh(x + self.W_zz(z))
@@ -46,7 +46,7 @@ class LSTM(nn.Module):
         self.cell = nn.LSTM(inputs, width, batch_first=True)
 
     def forward(self, X: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Y (B, N, M), and the state (2, B, M) after the last token: h and c."""
+        """Return Y (B, N, M), and the state (2, B, M) after the last token: h and c."""
         Y, (h, c) = self.cell(X, (state[:1].contiguous(), state[1:].contiguous()))
         return Y, torch.cat((h, c))
 
@@ -65,7 +65,7 @@ class GRU(nn.Module):
         self.cell = nn.GRU(inputs, width, batch_first=True)
 
     def forward(self, X: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Y (B, N, M), and the state (1, B, M) after the last token."""
+        """Return Y (B, N, M), and the state (1, B, M) after the last token."""
         Y, h = self.cell(X, state.contiguous())
         return Y, h
 
@@ -75,12 +75,12 @@ CELLS: dict[str, type[Elman] | type[LSTM] | type[GRU]] = {"rnn": Elman, "lstm": 
 
 
 def initial_state(layer: Recurrent, like: Tensor) -> Tensor:
-    """Zeros (S, B, M) for the rows of X (B, N, inputs)."""
+    """Return zeros (S, B, M) for the rows of X (B, N, inputs)."""
     return like.new_zeros(layer.parts, len(like), layer.width)
 
 
-def through(layer: Recurrent, X: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """The layer over X, its state set to zero before each token where `starts` (B, N) is true."""
+def run_segments(layer: Recurrent, X: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply the layer to X, with its state set to zero before each token where `starts` (B, N) is true."""
     cuts = [0, *(starts[:, 1:].any(0).nonzero()[:, 0] + 1).tolist(), X.shape[1]]
     outputs = []
     for first, last in pairwise(cuts):
@@ -90,8 +90,8 @@ def through(layer: Recurrent, X: Tensor, state: Tensor, starts: Tensor) -> tuple
     return torch.cat(outputs, 1), state
 
 
-def counted_through(layer: Recurrent, X: Tensor, state: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The layer over X, of which row b has counts[b] tokens, 1 … N; the state is that after the last of them."""
+def run_counted(layer: Recurrent, X: Tensor, state: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply the layer to X, of which row b has counts[b] tokens, 1 … N; the state is that after the last of them."""
     outputs, first = [], 0
     for last in sorted({*counts.tolist(), X.shape[1]}):
         Y, after = layer(X[:, first:last], state)
@@ -102,7 +102,7 @@ def counted_through(layer: Recurrent, X: Tensor, state: Tensor, counts: Tensor) 
 
 
 def gradients_through_time(layer: Recurrent, X: Tensor, error: Tensor) -> Tensor:
-    """(N,): the norm of dE/dz_n for E = error · z_N, along the whole path from z_n to the end.
+    """Return the norms (N,) of dE/dz_n for E = error · z_N, backpropagated from the end.
 
     X: (N, inputs), one row. error: (S · M,), a linear error of the last state. The product of Jacobians in it is what
     vanishes or explodes. (Bengio et al. 1994, "Learning long-term dependencies with gradient descent is difficult".)

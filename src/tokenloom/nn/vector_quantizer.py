@@ -1,4 +1,4 @@
-"""Vector quantization: k-means, and a codebook that learns beside the network whose outputs it quantizes.
+"""Vector quantization: k-means, and a codebook trained with the network whose outputs it quantizes.
 
 Bishop & Bishop, section 12.4.1 on images as tokens; van den Oord et al. 2017, "Neural discrete representation
 learning", and its appendix A.1 on moving averages.
@@ -12,18 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-# Rows whose distances to all centers are in memory at a time.
+# Rows whose distances to all centers are in memory at once.
 ROWS = 65_536
 
 
 def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """The center nearest to each point, the first among equals, and the squared distance to it.
+    """Return the nearest center of each point, the first of equal ones, and the squared distance to it.
 
     points: (n, D), centers: (K, D) → (n,) int64, (n,).
     """
     found, distances = [], []
     for part in torch.split(points, ROWS):
-        # |x − c|² without |x|², which makes no difference to which is nearest.
+        # |x − c|² without |x|², which does not affect the minimum.
         scores = torch.addmm(centers.square().sum(1), part, centers.T, alpha=-2)
         found.append(scores.argmin(1))
         distances.append((part - centers[found[-1]]).square().sum(1))
@@ -31,16 +31,16 @@ def nearest(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sums_by(index: Tensor, values: Tensor, count: int) -> Tensor:
-    """Σ values[i] over the i with index[i] = k, for each k < count. values: (n, …) → (count, …)."""
+    """Return Σ values[i] over the i with index[i] = k, for each k < count. values: (n, …) → (count, …)."""
     return values.new_zeros(count, *values.shape[1:]).index_add_(0, index, values)
 
 
 def kmeans(points: Tensor, count: int, generator: Generator, *, rounds: int = 25) -> Tensor:
-    """Centers (K, D) of points (n, D) that make Σ |x − c(x)|² small: Lloyd's algorithm from a k-means++ start.
+    """Return centers (K, D) of points (n, D) by Lloyd's algorithm, initialized by k-means++.
 
-    A center that loses all its points takes the point that is farthest from its own. At most `rounds` rounds, fewer
-    when nothing moves any more. Deterministic for one generator state, and on the CPU. Lloyd 1982; Arthur &
-    Vassilvitskii 2007. Raises ValueError for more centers than there are different points.
+    A center without points moves to the point that is farthest from its center. At most `rounds` rounds, fewer after
+    convergence. Deterministic for a generator state on the CPU. Lloyd 1982; Arthur &
+    Vassilvitskii 2007. Raises ValueError for more centers than different points.
     """
     different = torch.unique(points, dim=0)
     if count < 1 or len(different) < count:
@@ -60,12 +60,12 @@ def kmeans(points: Tensor, count: int, generator: Generator, *, rounds: int = 25
 
 
 def _spread_out(points: Tensor, count: int, generator: Generator) -> Tensor:
-    """k-means++: each further center is a point drawn with probability ∝ its squared distance to those there are."""
+    """k-means++: each further center is a point drawn with probability ∝ its squared distance to the nearest center."""
     first = int(torch.randint(len(points), (1,), generator=generator))
     chosen = [first]
     distances = (points - points[first]).square().sum(1)
     for _ in range(count - 1):
-        # multinomial has a limit of categories; a running sum has none, and cannot pick a point of weight 0.
+        # multinomial limits the number of categories; a cumulative sum does not, and never draws a point of weight 0.
         mass = distances.double().cumsum(0)
         u = torch.rand((), generator=generator, dtype=torch.float64)
         chosen.append(int(torch.searchsorted(mass, u * mass[-1], right=True).clamp(max=len(points) - 1)))
@@ -74,15 +74,15 @@ def _spread_out(points: Tensor, count: int, generator: Generator) -> Tensor:
 
 
 def perplexity(counts: Tensor) -> float:
-    """exp(−Σ p ln p) of the shares p of counts (K,): as many codes used alike would be as hard to guess."""
+    """Return exp(−Σ p ln p) of the relative counts p (K,): the number of equally used codes of the same entropy."""
     shares = counts.double() / counts.sum().clamp(min=1)
     return float(torch.special.entr(shares).sum().exp())
 
 
 class Quantized(NamedTuple):
-    """vectors (n, D): those of the codes, with the gradient of what was quantized. codes (n,) int64.
+    """vectors (n, D): those of the codes, with the gradient of the input. codes (n,) int64.
 
-    commitment (n,): the mean square over D of what was quantized minus its code, with a gradient for the former.
+    commitment (n,): the mean square over D of input minus code vector, with a gradient for the input.
     """
 
     vectors: Tensor
@@ -91,24 +91,23 @@ class Quantized(NamedTuple):
 
 
 class EMABuffers(nn.Module):
-    """A part that learns from the sums of a whole step, and not by its gradient.
+    """A module whose buffers are updated by moving averages over a whole step, not by gradients.
 
-    A forward pass in training gathers sums; after the step of the optimizer, `gathered` is added up over all
-    processes, and `move` takes them in. So the step of a part is the same in one micro-batch or in several, in one
-    process or in several.
+    Forward passes in training accumulate sums; after the optimizer step, `gathered` is summed over all processes, and
+    `move` updates the buffers. The update is the same for one micro-batch or several, one process or several.
     """
 
     def gathered(self) -> list[Tensor]:
-        """The sums of this step so far, to be added up in place."""
+        """Return the sums of this step, to be summed over processes in place."""
         raise NotImplementedError
 
     def move(self) -> None:
-        """Take the sums in, and begin with new ones."""
+        """Update the buffers by the sums, and reset these."""
         raise NotImplementedError
 
 
 def update_ema(model: nn.Module, all_reduce_gradients: Callable[[Iterable[Tensor]], None]) -> None:
-    """After a step: every `EMABuffers` part of a model takes in what all processes have gathered."""
+    """Update every `EMABuffers` module of a model after a step, by the sums of all processes."""
     for part in model.modules():
         if isinstance(part, EMABuffers):
             all_reduce_gradients(part.gathered())
@@ -116,16 +115,16 @@ def update_ema(model: nn.Module, all_reduce_gradients: Callable[[Iterable[Tensor
 
 
 class VectorQuantizer(EMABuffers):
-    """K vectors; each input is replaced by the one nearest to it, and its gradient goes straight through.
+    """K vectors; each input is replaced by its nearest one, with the straight-through gradient.
 
     After a step with n_k inputs at code k, whose sum is s_k and whose summed squared distance is d_k,
 
         N_k ← γ N_k + (1 − γ) n_k,   m_k ← γ m_k + (1 − γ) s_k,   E_k ← γ E_k + (1 − γ) d_k,   e_k = m_k / N_k.
 
-    A code with N_k below `dead` of the mean is dead: it is put beside the code whose cell has the largest E_k, at the
-    cell's own spread √(E_k / N_k / D) in a random direction, and both share what the cell had. (Splitting cells as
-    Linde, Buzo & Gray 1980 do; it needs sums alone, so that it is the same however a step is shared out.) The random
-    direction depends on the number of the step. All of this are buffers, and saved.
+    A code with N_k below `dead` of the mean is dead: it is placed next to the code with the largest E_k, at distance
+    √(E_k / N_k / D) in a random direction, and each gets half of its averages. (Cells are split as by Linde, Buzo &
+    Gray 1980; only sums are needed, so that the result does not depend on how a step is divided.) The random direction
+    depends on the number of the step. All of these are buffers, and saved.
     """
 
     def __init__(self, count: int, width: int, *, decay: float = 0.97, dead: float = 0.03) -> None:
@@ -147,14 +146,14 @@ class VectorQuantizer(EMABuffers):
 
     @torch.no_grad()
     def begin(self, centers: Tensor) -> None:
-        """Start at some vectors (K, D), as if each had been used alike."""
+        """Initialize with vectors (K, D), as if all had been used equally."""
         self.vectors.copy_(centers)
         self.sums.copy_(centers)
         self.sizes.fill_(1)
         self.errors.zero_()
 
     def forward(self, X: Tensor, counted: Tensor | None = None) -> Quantized:
-        """X: (n, D). counted: (n,) bool, which inputs the codes are to learn from in training; None = all."""
+        """Quantize X (n, D). counted: (n,) bool, the inputs that update the codes in training; None = all."""
         codes, distances = nearest(X.detach(), self.vectors)
         vectors = self.vectors[codes]
         if self.training:
@@ -175,8 +174,8 @@ class VectorQuantizer(EMABuffers):
     @torch.no_grad()
     def move(self) -> None:
         pairs = ((self.sizes, self.new_sizes), (self.sums, self.new_sums), (self.errors, self.new_errors))
-        for kept, new in pairs:
-            kept.lerp_(new, 1 - self.decay)
+        for average, new in pairs:
+            average.lerp_(new, 1 - self.decay)
             new.zero_()
         self.moves += 1
         self._revive()
@@ -185,7 +184,7 @@ class VectorQuantizer(EMABuffers):
 
     def _revive(self) -> None:
         dead = (self.sizes < self.dead * self.sizes.mean()).nonzero()[:, 0]
-        # Each of the worst cells is split once; the others wait for the next step.
+        # Each of the worst cells is split once per step.
         split = self.errors.argsort(descending=True, stable=True)[: len(dead)]
         split = split[(self.sizes[split] > 0) & ~torch.isin(split, dead)]
         dead = dead[: len(split)]
@@ -195,7 +194,7 @@ class VectorQuantizer(EMABuffers):
         noise = torch.randn(len(dead), D, generator=Generator().manual_seed(int(self.moves)), dtype=torch.float64)
         spread = (self.errors[split] / self.sizes[split] / D).sqrt()[:, None]
         means = self.sums[split] / self.sizes[split, None]
-        for kept in (self.sizes, self.errors, self.sums):
-            kept[split] /= 2
-            kept[dead] = kept[split]
+        for average in (self.sizes, self.errors, self.sums):
+            average[split] /= 2
+            average[dead] = average[split]
         self.sums[dead] = (means + noise.to(spread) * spread) * self.sizes[dead, None]

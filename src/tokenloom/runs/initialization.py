@@ -50,7 +50,6 @@ class Origin:
         self.event = InitializedFrom(self.run, len(own) - len(fresh), fresh)
 
 
-
 def load_origin(task: Task, training: TrainingSettings) -> Origin | None:
     """Load the run of `--init-from`, and have the task take over its tokenizer and sizes; None when not given.
 

@@ -318,8 +318,7 @@ class Display:
             print("dry run: nothing was " + ("saved" if self._fitted else "trained"))
             return
         if "loss" in result:
-            legacy = getattr(session.task, "metric_lines", None)
-            print("\n".join(legacy(self._best) if legacy else metric_lines(session.task.metrics, self._best)))
+            print("\n".join(metric_lines(session.task.metrics, self._best)))
             if self._baseline is not None and (better := self._baseline.beaten(result)) is not None:
                 verdict = "better" if better else "worse"
                 print(f"{verdict} than the baseline, {self._baseline.name} ({self._baseline.value:.4f})")
@@ -343,8 +342,6 @@ def example_of(task: Task) -> str:
     from tokenloom.config import build
     from tokenloom.tasks.base import actions_of
 
-    if (legacy := getattr(task, "example", None)) is not None:
-        return str(legacy())
     shown: list[str] = []
     for action in actions_of(type(task)).values():
         if action.example is not None:

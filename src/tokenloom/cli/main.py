@@ -182,7 +182,6 @@ ACTION_GROUPS = {"export": "Exchange"}
 def make_app(tokens: Sequence[str]) -> App:
     """Return the commands. The options of one depend on its task, which the tokens decide."""
     from tokenloom.cli import data, lab
-    from tokenloom.cli.use import INSPECT
 
     app = App(
         name="tokenloom",

@@ -91,8 +91,7 @@ def _show_metrics(task: Task, metrics: dict[str, Any], about: dict[str, Any], *,
         data = RunFolder(about["run"]).read_config()["data"] if about["data"] is None else about["data"]
         print_json({**metrics, **about, "data": data})
     else:
-        legacy = getattr(task, "metric_lines", None)
-        print("\n".join(legacy(metrics) if legacy else metric_lines(task.metrics, metrics)))
+        print("\n".join(metric_lines(task.metrics, metrics)))
 
 
 def inspect_run(run: str, what: str | None, given: dict[str, Any]) -> None:

@@ -280,7 +280,7 @@ class Task(ABC):
 
 def summary_of(task: type[Task]) -> str:
     """Return the first line of a task's docstring."""
-    return str(getattr(task, "summary", None) or (inspect.getdoc(task) or "").partition("\n")[0].rstrip("."))
+    return (inspect.getdoc(task) or "").partition("\n")[0].rstrip(".")
 
 
 def models_of(task: type[Task]) -> dict[str, str]:
@@ -288,8 +288,6 @@ def models_of(task: type[Task]) -> dict[str, str]:
 
     The help text of the option lists them as "NAME: what it is; NAME: what it is".
     """
-    if (legacy := getattr(task, "models", None)) is not None:
-        return dict(legacy)
     for one in options(task.Settings):
         if one.name == "model":
             texts = dict(part.strip().partition(": ")[::2] for part in one.help.split(";"))

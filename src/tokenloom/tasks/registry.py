@@ -89,11 +89,7 @@ def guess_task(source: str) -> tuple[str, str]:
     matches: dict[str, Match] = {}
     for name in task_names():
         recognize = getattr(_module(name), "recognize", None)
-        if recognize is not None:
-            match = recognize(source)
-        else:
-            why = getattr(find_task(name), "accepts", lambda data: None)(source)  # the old contract
-            match = None if why is None else Match(why)
+        match = None if recognize is None else recognize(source)
         if match is not None:
             matches[name] = match
     for fallback in (False, True):

@@ -47,8 +47,6 @@ class Metric:
 
 def compute_metrics(task: HasMetrics, sums: Mapping[str, MetricSum], *, tables: bool = False) -> dict[str, Any]:
     """Return the metrics by name from the sums over a split. tables: also those that are not numbers."""
-    if (legacy := getattr(task, "legacy_metrics", None)) is not None:
-        return legacy(sums)  # type: ignore[no-any-return]
     values: dict[str, Any] = {}
     for metric in task.metrics:
         if tables or metric.kind in NUMBERS:
@@ -68,8 +66,6 @@ def _value(metric: Metric, task: HasMetrics, sums: Mapping[str, MetricSum]) -> A
 
 def loss_metric(task: HasMetrics) -> Metric:
     """Return the declared loss of a task. Raise ValueError when it declares none."""
-    if (unit := getattr(task, "unit", None)) is not None:
-        return Metric("loss", unit.replace(" a ", "/"))
     for metric in task.metrics:
         if metric.name == "loss":
             return metric

@@ -25,7 +25,8 @@ def test_punctuation_is_better_found_than_by_counting(shakespeare: TextData) -> 
     assert reached["num_words"] == n_gram["num_words"] == word["num_words"] > 80_000
     assert reached["loss"] < n_gram["loss"] < word["loss"]
     for mark in MARKS:
-        f1 = [one[f"f1/{mark}"] for one in (reached, n_gram, word)]
+        rows = [row for one in (reached, n_gram, word) for row in one["label_parts"] if row["label"] == mark]
+        f1 = [row["f1"] for row in rows]
         print(mark, *f1)
         assert f1[0] > max(f1[1:])
 
@@ -42,12 +43,12 @@ def test_pre_training_wins_where_labels_are_few(shakespeare: TextData, tmp_path:
     (tmp_path / "read.txt").write_text("\n".join(" ".join(s.words) for s in parts.train.sentences), "utf-8")
     sizes = {"size": "nano", "vocab_size": 2000}
     body = str(tmp_path / "body")
-    reading = {"lines": True, "batch_size": 32, "steps": 1200, "eval_every": 400, "out": body, **sizes, **ONE}
+    reading = {"line_by_line": True, "batch_size": 32, "steps": 1200, "eval_every": 400, "out": body, **sizes, **ONE}
     tokenloom.train(tmp_path / "read.txt", task="fill-mask", **reading)
     losses: dict[str, list[float]] = {"scratch": [], "tuned": []}
     tagging = {
         "task": "token-classification",
-        "validation": str(tmp_path / "asked.conll"),
+        "val_data": str(tmp_path / "asked.conll"),
         "batch_size": 16,
         "steps": 150,
     }

@@ -60,7 +60,7 @@ def test_sms_spam_is_told_apart_as_well_as_by_the_peer() -> None:
     own, peer = [], []
     for seed in range(5):
         parts = parts_of("sms-spam", seed)
-        task, seconds = trained("sms-spam", split=seed, seed=seed, size="nano", context=128, **LAST)
+        task, seconds = trained("sms-spam", split_seed=seed, seed=seed, size="nano", context=128, **LAST)
         assert seconds <= 600
         own.append(task.evaluate()["accuracy"])
         peer.append(peer_accuracy(parts))
@@ -82,11 +82,11 @@ def test_glosses_are_told_apart_better_than_by_the_peer() -> None:
 def test_naive_bayes_predicts_what_scikit_learn_predicts() -> None:
     parts = parts_of("sms-spam")
     task, _ = trained("sms-spam", model="naive-bayes", val_fraction=HOLDOUT)
-    idle = set(task._idle_ids())
+    ignored = set(task._ignored_ids())
 
     def counts(texts: list[str]) -> np.ndarray:
         rows = [np.bincount(ids, minlength=task.tokenizer.vocab_size) for ids in task.tokenizer.encode_batch(texts)]
-        return np.stack(rows)[:, [id for id in range(task.tokenizer.vocab_size) if id not in idle]]
+        return np.stack(rows)[:, [id for id in range(task.tokenizer.vocab_size) if id not in ignored]]
 
     texts, labels = columns(parts.train.items)
     held, truth = columns(parts.validation.items)
@@ -115,7 +115,7 @@ def test_with_a_hundred_labels_unlabeled_texts_help(tmp_path: Path) -> None:
         chosen = np.random.default_rng(seed).permutation(len(parts.train.items))[:100]
         few = tmp_path / f"few{seed}.csv"
         write_table(few, [parts.train.items[place] for place in chosen])
-        common = {"validation": str(held), "batch_size": 16, "eval_every": 1_000, "threads": 1, "seed": seed}
+        common = {"val_data": str(held), "batch_size": 16, "eval_every": 1_000, "threads": 1, "seed": seed}
         without, _ = trained(str(few), **common, **sizes, steps=200, vocab_size=2_000)
         with_body, _ = trained(str(few), **common, steps=800, lr=0.001, freeze="backbone", init_from=str(body))
         gains.append(with_body.evaluate()["accuracy"] - without.evaluate()["accuracy"])

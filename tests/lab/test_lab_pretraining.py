@@ -49,7 +49,7 @@ def test_definitions_are_without_examples_and_joined_two_by_two(tmp_path: Path) 
 
 def test_the_parts_do_not_overlap() -> None:
     places = np.arange(40_000)
-    parts = [set(places[part].tolist()) for part in (slice(20_000), pretraining.ASKED, pretraining.LEARNT_FROM)]
+    parts = [set(places[part].tolist()) for part in (slice(20_000), pretraining.EVALUATION, pretraining.TRAINING)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 40_000
 
 
@@ -61,7 +61,7 @@ def test_two_in_five_tokens_are_asked_for_and_never_the_class_token(
     task = FillMask(FillMaskSettings(line_by_line=True, tokenizer="char", size="nano", context=32))
     prepared = task.load(str(path))
     samples = ListSamples([row[: 9 + n % 3] for n, row in enumerate(prepared.train.take(prepared.train.all()))])
-    monkeypatch.setattr(pretraining, "alike_long", lambda samples, batch, random: samples.all().repeat(200))
+    monkeypatch.setattr(pretraining, "similar_length", lambda samples, batch, random: samples.all().repeat(200))
     [batch] = masked(task, samples, 0)(1)
     again = masked(task, samples, 0)(1)[0]
     assert torch.equal(batch["text"].tokens, again["text"].tokens)
@@ -81,9 +81,9 @@ def test_two_in_five_tokens_are_asked_for_and_never_the_class_token(
 
 def test_the_gain_is_that_of_the_fewest_labels_and_drawn_as_measured() -> None:
     means = {
-        ("class", "read before"): [0.5, 0.7],
+        ("class", "pre-trained"): [0.5, 0.7],
         ("class", "from scratch"): [0.4, 0.7],
-        ("word", "read before"): [0.3, 0.6],
+        ("word", "pre-trained"): [0.3, 0.6],
         ("word", "from scratch"): [0.35, 0.6],
     }
     budget = replace(pretraining.FULL, labels={40: 2, 160: 1})

@@ -1,4 +1,4 @@
-"""Section 2: what one vector can hold of a text, and attention beside it."""
+"""Section 2: how much of a text one vector can represent, without and with attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS, QUICK_LENGTHS = (5, 10, 15, 20, 25, 30), (5, 10, 15)
 
 @dataclass(frozen=True)
 class ByLength:
-    """What comes out right of new strings, by their length: the share of digits, and of whole strings."""
+    """Accuracy on new strings by their length: of digits, and of whole strings."""
 
     digits: dict[int, float]
     strings: dict[int, float]
@@ -35,7 +35,7 @@ def reversed_by_length(
     seed: int = 7,
     tell: Callable[[float], None] = lambda share: None,
 ) -> ByLength:
-    """Train on strings of all lengths in turn, and translate 200 new ones of each. All draws from G(seed)."""
+    """Train on strings of all lengths in turn, and evaluate on 200 new ones of each. All draws are from G(seed)."""
     generator = torch.Generator().manual_seed(seed)
     recipe = {**DEFAULT_RECIPE, "optimizer": "adamw", "lr": lr, "warmup_steps": 50}
     train_reversal(
@@ -56,9 +56,9 @@ def reversed_by_length(
     asked="How much of a text fits into one vector?",
     protocol="A recurrent encoder–decoder (gated units, D = 64) learns to reverse strings of 5 … 30 digits in 600 "
     "steps of 32, without attention and with it; 200 new strings of each length, decoded greedily.",
-    explanation="Without attention the decoder knows the source by one vector alone, whose size does not grow with the "
-    "text: it holds a few digits and loses the rest. With attention each step looks at all states of the encoder and "
-    "finds the one digit that it needs, however long the string. This is what attention was first made for.",
+    explanation="Without attention the decoder gets the source as one vector, whose size does not grow with the text: "
+    "it represents a few digits and loses the rest. With attention each step reads all states of the encoder and finds "
+    "the digit that it needs, however long the string. This is what attention was invented for.",
     seed=7,
     seconds=40.0,
     quick=True,

@@ -1,4 +1,4 @@
-"""Section 3: an encoder that has read much without labels, and then learns from few labels."""
+"""Section 3: an encoder that is pre-trained without labels and fine-tuned on few labels."""
 
 from __future__ import annotations
 
@@ -34,38 +34,42 @@ from tokenloom.training.settings import TrainingSettings
 DATA = "glosses-all"
 MODEL_FAMILIES = ("adj", "adv", "noun", "verb")
 SHORTEST, LONGEST = 3, 14
-# Of the definitions, in one order for all seeds: the first were looked at while this row was made (rates, steps and
-# draws), then come those that are asked about, and those that are learned from.
-ASKED, LEARNT_FROM = slice(20_000, 30_000), slice(30_000, None)
+# Slices of the definitions, in one order for all seeds. The first 20,000 were used to choose rates, steps and draws;
+# then come the definitions for evaluation, and those for training.
+EVALUATION, TRAINING = slice(20_000, 30_000), slice(30_000, None)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Steps of filling in; numbers of labeled texts, each with draws of them; steps on those; definitions asked."""
+    """Sizes of the experiment.
 
-    reading: int
+    pretraining, fine_tuning: steps. labels: number of labeled texts → number of draws of them. num_evaluated:
+    definitions on which accuracy is measured.
+    """
+
+    pretraining: int
     labels: Mapping[int, int]
-    tuning: int
-    asked: int
+    fine_tuning: int
+    num_evaluated: int
 
 
-# The fewer labels, the more it matters which.
+# The fewer labels there are, the more the accuracy depends on which.
 FULL = Budget(600, {40: 5, 160: 3, 640: 2}, 100, 2000)
 QUICK = Budget(60, {40: 1}, 60, 400)
-READING_BATCH, TUNING_BATCH = 128, 16
-# Where the weights come from: whether from the body that has read.
-WAYS = {"read before": True, "from scratch": False}
-# The best of 3e-4, 1e-3 and 3e-3 for each, with 40 labels, on the first definitions.
+PRETRAINING_BATCH, FINE_TUNING_BATCH = 128, 16
+# Initialization of the backbone: whether it is pre-trained.
+VARIANTS = {"pre-trained": True, "from scratch": False}
+# The best of 3e-4, 1e-3 and 3e-3 for each, with 40 labels, on the first 20,000 definitions.
 LEARNING_RATES = {("class", True): 1e-3, ("class", False): 3e-3, ("word", True): 3e-3, ("word", False): 3e-3}
-# What pre-training has to win at least with the fewest labels; on the first definitions it won 0.13 and 0.05. In quick
-# form it has read too little for more than not to harm much.
+# The least gain of pre-training with the fewest labels; on the first 20,000 definitions the gains were 0.13 and 0.05.
+# The quick form pre-trains too little for a gain: it must only do little harm.
 BOUND, QUICK_BOUND = 0.02, -0.1
-USES = {"class": "a label a definition, accuracy", "word": "a label a word, accuracy"}
-# A batch is cut out of so many times as many samples, sorted by length.
-SPREAD = 8
-# Of the tokens, in place of the usual 15 %: the readout is computed for all of them, and each that is asked teaches.
-# Wettig et al. 2023, "Should you mask 15 % in masked language modeling?"
-SHARE = 0.4
+TASKS = {"class": "a label per definition, accuracy", "word": "a label per word, accuracy"}
+# A batch is chosen from so many times as many samples, sorted by length.
+POOL = 8
+# Fraction of the tokens that are predicted, in place of the usual 15 %: Wettig et al. 2023, "Should you mask 15 % in
+# masked language modeling?"
+SELECTED_FRACTION = 0.4
 SIZES: dict[str, Any] = {"size": "nano", "context": 64}
 ADAM: dict[str, Any] = {
     "optimizer": "adamw",
@@ -81,47 +85,49 @@ ADAM: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Gloss:
-    """A definition in small letters without marks, and the kind of word that it defines."""
+    """A definition in lower case without punctuation, and the part of speech that it defines."""
 
     words: tuple[str, ...]
     kind: str
 
     @property
     def text(self) -> str:
-        """The words with spaces between them."""
+        """Return the words with spaces between them."""
         return " ".join(self.words)
 
 
 def glosses(items: Sequence[Labeled]) -> list[Gloss]:
-    """The definitions, without the examples in quotes after them, that are neither very short nor long."""
-    found = []
+    """Return the definitions of 3 to 14 words, without the quoted examples after them."""
+    selected = []
     for item in items:
         words = tuple(word for word, _ in bare_words(item.text.split('; "')[0]))
         if SHORTEST <= len(words) <= LONGEST:
-            found.append(Gloss(words, item.label.split(".")[0]))
-    return found
+            selected.append(Gloss(words, item.label.split(".")[0]))
+    return selected
 
 
 def shuffled() -> list[Gloss]:
-    """All definitions in an order that is the same for every seed, so that those that settings were chosen on are
-    never asked about: `ASKED` and `LEARNT_FROM` cut parts out of them."""
-    found = glosses(load_as(DATA, LabeledData, "labeled texts").items)
-    return [found[place] for place in np.random.default_rng(0).permutation(len(found)).tolist()]
+    """Return all definitions, in an order that is the same for every seed.
+
+    The slices `EVALUATION` and `TRAINING` therefore never overlap with the definitions on which settings were chosen.
+    """
+    definitions = glosses(load_as(DATA, LabeledData, "labeled texts").items)
+    return [definitions[place] for place in np.random.default_rng(0).permutation(len(definitions)).tolist()]
 
 
 def balanced(part: Sequence[Gloss], count: int) -> list[Gloss]:
-    """The first of a part, as many of each of the four kinds, in the order of the part."""
+    """Return the first definitions of a part, as many of each part of speech, in the order of the part."""
     left = dict.fromkeys(MODEL_FAMILIES, count // len(MODEL_FAMILIES))
-    found = []
+    chosen = []
     for one in part:
         if left[one.kind]:
-            found.append(one)
+            chosen.append(one)
             left[one.kind] -= 1
-    return found
+    return chosen
 
 
 def joined(part: Sequence[Gloss]) -> list[Sentence]:
-    """Definitions two by two, as one run of words; each word with the kind of the definition that it stands in."""
+    """Return pairs of definitions as sentences; each word has the part of speech of its definition as its label."""
     pairs = zip(part[0::2], part[1::2], strict=False)
     return [
         Sentence(str(number), a.words + b.words, (a.kind,) * len(a.words) + (b.kind,) * len(b.words))
@@ -130,7 +136,7 @@ def joined(part: Sequence[Gloss]) -> list[Sentence]:
 
 
 def table(path: Path, part: Sequence[Gloss]) -> Path:
-    """A table of definitions, each with the kind of word that it defines."""
+    """Write a table of definitions and their parts of speech; return the path."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label"])
@@ -139,45 +145,46 @@ def table(path: Path, part: Sequence[Gloss]) -> Path:
 
 
 def columns(path: Path, sentences: Sequence[Sentence]) -> Path:
-    """Words and labels in columns."""
+    """Write words and labels in columns; return the path."""
     blocks = ["\n".join(f"{w}\t{label}" for w, label in zip(s.words, s.labels, strict=True)) for s in sentences]
     path.write_text("\n\n".join(blocks) + "\n", "utf-8")
     return path
 
 
-def alike_long(samples: Any, batch_size: int, random: np.random.Generator) -> Any:
-    """Keys of a batch of samples of about one length, to save padding."""
-    keys = random.choice(samples.all(), SPREAD * batch_size)
+def similar_length(samples: Any, batch_size: int, random: np.random.Generator) -> Any:
+    """Return the keys of a batch of samples of similar length, to save padding."""
+    keys = random.choice(samples.all(), POOL * batch_size)
     keys = keys[np.argsort(samples.lengths(keys), kind="stable")]
-    begin = batch_size * int(random.integers(SPREAD))
+    begin = batch_size * int(random.integers(POOL))
     return keys[begin : begin + batch_size]
 
 
 def masked(task: FillMask, samples: Samples, seed: int) -> Callable[[int], list[Batch]]:
-    """Batches of definitions of which `SHARE` of the tokens are asked for, drawn anew for each step."""
+    """Return a function that draws a batch of masked definitions for each step; `SELECTED_FRACTION` are predicted."""
 
     def batches(step: int) -> list[Batch]:
-        keys = alike_long(samples, READING_BATCH, np.random.default_rng((seed, step)))
+        keys = similar_length(samples, PRETRAINING_BATCH, np.random.default_rng((seed, step)))
         stream = task.stream(samples.take(keys))
         ids = stream.tokens
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         draws = MaskingDraws.of(tuple(ids.shape), task.tokenizer.vocab_size - len(task.tokenizer.specials), generator)
-        # `corrupt` selects below its own share.
-        seen, selected = corrupt(ids, replace(draws, select=draws.select * (SELECTED / SHARE)), task.mask_id)
+        # `corrupt` selects the draws below its own fraction.
+        draws = replace(draws, select=draws.select * (SELECTED / SELECTED_FRACTION))
+        corrupted, selected = corrupt(ids, draws, task.mask_id)
         if stream.real is not None:
             selected = selected & stream.real
         selected[:, 0] = False  # the class token
-        seen = torch.where(selected, seen, ids)
-        return [Batch({"text": replace(stream, ids=seen)}, {"loss": ids.masked_fill(~selected, IGNORE)})]
+        corrupted = torch.where(selected, corrupted, ids)
+        return [Batch({"text": replace(stream, ids=corrupted)}, {"loss": ids.masked_fill(~selected, IGNORE)})]
 
     return batches
 
 
 def labeled(task: TextEncoderTask, samples: Samples, seed: int) -> Callable[[int], list[Batch]]:
-    """Batches of labeled definitions, drawn anew for each step."""
+    """Return a function that draws a batch of labeled definitions for each step."""
 
     def batches(step: int) -> list[Batch]:
-        keys = alike_long(samples, TUNING_BATCH, np.random.default_rng((seed, step)))
+        keys = similar_length(samples, FINE_TUNING_BATCH, np.random.default_rng((seed, step)))
         return [task.collate(samples.take(keys), BatchContext(seed, step, keys))]
 
     return batches
@@ -186,70 +193,70 @@ def labeled(task: TextEncoderTask, samples: Samples, seed: int) -> Callable[[int
 def train(
     task: TextEncoderTask,
     batches: Callable[[int], list[Batch]],
-    held: Samples,
+    val: Samples,
     recipe: dict[str, Any],
     steps: int,
     tell: Callable[[float], None] = lambda share: None,
 ) -> None:
-    """Train the model that a task holds; only the last weights count."""
+    """Train the model of a task; the last weights are kept."""
     settings, _ = fill(TrainingSettings(steps=steps, eval_every=steps), recipe)
-    for event in fit(task, task.model, settings, batches, held):
+    for event in fit(task, task.model, settings, batches, val):
         if isinstance(event, StepFinished):
             tell(event.step / steps)
 
 
 def first(samples: Samples, count: int) -> ListSamples:
-    """The first samples of some."""
+    """Return the first samples."""
     return ListSamples(list(samples.take(samples.all()[:count])))
 
 
-def read(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> FillMask:
-    """An encoder that has filled in words of definitions, without a label."""
+def pretrain(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> FillMask:
+    """Return a fill-mask task whose encoder is pre-trained on definitions, without labels."""
     task = FillMask(FillMaskSettings(line_by_line=True, vocab_size=1_000, **SIZES))
     path = folder / "read.txt"
     path.write_text("\n".join(one.text for one in part), "utf-8")
     prepared = task.load(str(path))
     task.model = task.build_model(seed=bench.seed)
     recipe = {**prepared.recipe, "minutes": None}
-    held = first(prepared.validation, 200)
+    val = first(prepared.validation, 200)
     batches = masked(task, prepared.train, bench.seed)
-    train(task, batches, held, recipe, budget.reading, lambda share: bench.tell(0.5 * share))
+    train(task, batches, val, recipe, budget.pretraining, lambda share: bench.tell(0.5 * share))
     return task
 
 
-def learned(
-    body: FillMask, use: str, few: Path, held: Path, budget: Budget, seed: int, *, init: bool
+def fine_tune(
+    body: FillMask, use: str, few: Path, val_data: Path, budget: Budget, seed: int, *, init: bool
 ) -> dict[str, float]:
-    """What is reached from few labels, on that body, or on a fresh one of its sizes and tokenizer."""
-    # No bag of n-grams stands beside the encoder.
+    """Return the metrics after fine-tuning on few labels, from the pre-trained backbone or from scratch."""
+    # Without the bag of n-grams.
     task: TextEncoderTask = (
         TextClassification(TextClassificationSettings(ngram_features=0))
         if use == "class"
         else TokenClassification(TokenClassificationSettings())
     )
     initialization = task.init_from(body)
-    task.settings = replace(task.settings, val_data=str(held))
+    task.settings = replace(task.settings, val_data=str(val_data))
     prepared = task.load(str(few))
     task.model = task.build_model(seed=seed)
     if init:
         Origin("the pre-trained run", body, initialization).copy_into(task.model)
     recipe = {**ADAM, "lr": LEARNING_RATES[use, init]}
-    train(task, labeled(task, prepared.train, seed), first(prepared.validation, 16), recipe, budget.tuning)
+    train(task, labeled(task, prepared.train, seed), first(prepared.validation, 16), recipe, budget.fine_tuning)
     return task.evaluate(samples=prepared.validation)
 
 
 @experiment(
     "3.13",
     "An encoder fine-tuned",
-    asked="What is reading without labels worth when labels are few?",
-    protocol="Definitions of a dictionary, 3 to 14 words in small letters without marks. An encoder, D = 64 and L = 2, "
-    "fills in 40 % of the pieces of words, 600 steps of 128; then it learns, 100 steps of 16, from 40, 160 or 640 "
-    "labeled texts: what a definition defines, a noun, verb, adjective or adverb (class token; as many of each); and "
-    "of two definitions run together, what each word helps to define (a label a word). From scratch: the same with "
-    "fresh weights. Means of 5, 3 and 2 draws of labels; asked of 2,000 definitions that neither has read. The rates "
-    "are the best of three for each, on other definitions.",
-    explanation="Filling in words needs no labels and teaches which words do the same work. What has learned that has "
-    "only to find what is asked of it, which takes few examples; what starts fresh has to learn the language from them "
+    asked="What is pre-training without labels worth when labels are few?",
+    protocol="Definitions of a dictionary, 3 to 14 words in lower case without punctuation. An encoder, D = 64 and "
+    "L = 2, predicts 40 % of the tokens (masked language modeling), 600 steps of 128; then it is fine-tuned, 100 steps "
+    "of 16, on 40, 160 or 640 labeled texts: whether a definition defines a noun, verb, adjective or adverb (class "
+    "token; as many of each); and for two definitions joined, which part of speech each word helps to define (a label "
+    "per word). From scratch: the same with random weights. Means over 5, 3 and 2 draws of labels; accuracy on 2,000 "
+    "definitions that neither has seen. Learning rates are the best of three for each, on other definitions.",
+    explanation="Masked language modeling needs no labels and teaches which words are used alike. A pre-trained model "
+    "only has to learn the labels, which takes few examples; a model from scratch has to learn the language from them "
     "as well, and 640 are still too few for that.",
     needs=DATA,
     quick=True,
@@ -259,14 +266,14 @@ def tuned(bench: Bench) -> Outcome:
     """3.13."""
     budget = QUICK if bench.quick else FULL
     parts = shuffled()
-    asked, training = parts[ASKED], parts[LEARNT_FROM]
-    found: dict[tuple[str, str, int], list[float]] = {}
+    evaluation, training = parts[EVALUATION], parts[TRAINING]
+    accuracies: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        body = read(bench, folder, training, budget)
-        held = {
-            "class": table(folder / "held.csv", balanced(asked, budget.asked)),
-            "word": columns(folder / "held.conll", joined(balanced(asked, budget.asked))),
+        body = pretrain(bench, folder, training, budget)
+        val_data = {
+            "class": table(folder / "val.csv", balanced(evaluation, budget.num_evaluated)),
+            "word": columns(folder / "val.conll", joined(balanced(evaluation, budget.num_evaluated))),
         }
         rounds = [(count, draw) for count, draws in budget.labels.items() for draw in range(draws)]
         for done, (count, draw) in enumerate(rounds, start=1):
@@ -276,46 +283,48 @@ def tuned(bench: Bench) -> Outcome:
                 "class": table(folder / "few.csv", balanced(some, count)),
                 "word": columns(folder / "few.conll", joined(balanced(some, 2 * count))),
             }
-            for use in USES:
-                for way, init in WAYS.items():
-                    reached = learned(body, use, few[use], held[use], budget, bench.seed + 1 + draw, init=init)
-                    found.setdefault((use, way, count), []).append(reached["accuracy"])
+            for use in TASKS:
+                for variant, init in VARIANTS.items():
+                    metrics = fine_tune(body, use, few[use], val_data[use], budget, bench.seed + 1 + draw, init=init)
+                    accuracies.setdefault((use, variant, count), []).append(metrics["accuracy"])
             bench.tell(0.5 + 0.5 * done / len(rounds))
     means = {
-        (use, way): [float(np.mean(found[use, way, count])) for count in budget.labels] for use in USES for way in WAYS
+        (use, variant): [float(np.mean(accuracies[use, variant, count])) for count in budget.labels]
+        for use in TASKS
+        for variant in VARIANTS
     }
     bound = QUICK_BOUND if bench.quick else BOUND
     return Outcome(measures_of(means, budget, bound), plots_of(means, budget))
 
 
 def measures_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound: float) -> list[Measure]:
-    """The gain at the fewest labels is held to a bound; what is reached with each number of labels is shown."""
+    """Return the measures: the gain at the fewest labels, which has a bound; the accuracy at each number of labels."""
     fewest = min(budget.labels)
     measures = []
-    for use, what in USES.items():
-        before, scratch = (means[use, way] for way in WAYS)
+    for use, what in TASKS.items():
+        before, scratch = (means[use, variant] for variant in VARIANTS)
         gain = before[0] - scratch[0]
         measures.append(at_least(f"{fewest} labeled: {what}, gain", bound, gain, "pre-training wins with few labels"))
         measures += [
-            shown(f"{count} labeled: {what}", f"{a:.3f} read before, {b:.3f} from scratch")
+            shown(f"{count} labeled: {what}", f"{a:.3f} pre-trained, {b:.3f} from scratch")
             for count, a, b in zip(budget.labels, before, scratch, strict=True)
         ]
     return measures
 
 
 def plots_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> list[Plot]:
-    """One of each use."""
+    """Return a plot per task."""
     return [
         Plot(
             title,
             caption,
             "labeled texts",
             "accuracy",
-            [Line(way, list(budget.labels), means[use, way]) for way in WAYS],
+            [Line(variant, list(budget.labels), means[use, variant]) for variant in VARIANTS],
             log_x=True,
         )
         for use, title, caption in (
-            ("class", "A label a definition", "What has read before is ahead."),
-            ("word", "A label a word", "The same of words, each of one definition or of the other."),
+            ("class", "A label per definition", "The pre-trained model is ahead."),
+            ("word", "A label per word", "The same for words, each of one definition or of the other."),
         )
     ]

@@ -1,4 +1,4 @@
-"""Reversing digits with an encoder–decoder, from the public parts: the task of rows 3.14 and 2.10b."""
+"""Reversal of digits with an encoder–decoder: the data, training and evaluation of experiments 3.14 and 2.10b."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ START = DIGITS
 
 
 def reversal_batch(strings: Tensor) -> Batch:
-    """Digits (B, N) as sources, and their reversals as targets (B, N), without an end token.
+    """Return digits (B, N) as sources, and their reversals as targets (B, N), without an end token.
 
-    The decoder is fed the start token and the target without its last digit.
+    The decoder reads the start token and the target without its last digit.
     """
     target = strings.flip(1)
     fed = torch.cat((torch.full_like(target[:, :1], START), target[:, :-1]), 1)
@@ -39,17 +39,17 @@ class Reversal:
 
     metrics = (Metric("loss", "nats/digit", "lower"),)
 
-    def collate(self, samples: Sequence[Tensor], moment: object) -> Batch:
-        """Strings (N,), all of one length, as a batch."""
+    def collate(self, samples: Sequence[Tensor], context: object) -> Batch:
+        """Return strings (N,) of one length as a batch."""
         return reversal_batch(torch.stack(list(samples)))
 
     def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-        """Mean cross-entropy, in nats a digit."""
+        """Return the cross-entropy, in nats/digit."""
         return {"loss": cross_entropy_term(model(batch), batch.targets["loss"])}
 
 
 def drawn(generator: torch.Generator, batch_size: int, lengths: Callable[[int], int]) -> Callable[[int], list[Batch]]:
-    """A batch of new strings each step; `lengths` gives their length at a step."""
+    """Return a function that draws a batch of new strings for each step; `lengths` returns their length at a step."""
 
     def batches(step: int) -> list[Batch]:
         return [reversal_batch(torch.randint(0, DIGITS, (batch_size, lengths(step)), generator=generator))]
@@ -67,12 +67,12 @@ def train_reversal(
     batch_size: int = 64,
     tell: Callable[[float], None] = lambda share: None,
 ) -> list[float]:
-    """Train on new strings each step, all draws from the generator; the loss of every step, in nats a digit.
+    """Train on new strings in each step, all drawn from the generator; return the loss of every step, in nats/digit.
 
-    recipe: training settings by flat name. tell: told the share of the steps that are done.
+    recipe: training settings by name. tell: called with the fraction of the steps that are done.
     """
     settings, _ = fill(TrainingSettings(steps=steps, eval_every=steps), recipe)
-    # The loop measures at its end; what is asked of these rows is measured on strings that the caller draws.
+    # The loop evaluates at its end; the experiments evaluate on strings that the caller draws.
     others = ListSamples(list(torch.randint(0, DIGITS, (8, lengths(0)), generator=torch.Generator().manual_seed(6))))
     losses = []
     for event in fit(Reversal(), model, settings, drawn(generator, batch_size, lengths), others):
@@ -83,7 +83,7 @@ def train_reversal(
 
 
 def translated(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> Tensor:
-    """The greedy translations, through the cache, of strings (B, N): (B, N), each as long as its source."""
+    """Return the greedily decoded outputs for strings (B, N): (B, N), each as long as its source. Uses the cache."""
     model.eval()
     rows: list[Sequence[int]] = []
     for part in torch.split(strings, 100):
@@ -94,5 +94,5 @@ def translated(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> 
 
 
 def share_reversed(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> float:
-    """The share of strings (B, N) whose greedy translation, through the cache, is their reversal in every digit."""
+    """Return the fraction of strings (B, N) that are reversed exactly by greedy decoding with the cache."""
     return (translated(model, strings) == strings.flip(1)).all(1).double().mean().item()

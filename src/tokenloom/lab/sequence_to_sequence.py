@@ -1,4 +1,4 @@
-"""Section 3: an encoder and a decoder that looks at it."""
+"""Section 3: an encoder–decoder with cross-attention."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CROSS = "decoder.layers.0.cross.pattern"
     asked="How does a decoder find what it needs in the source?",
     protocol="Reverse 10 random digits: D = 32, H = 2, one encoder and one decoder layer, one token table of 11 for "
     "both sides, seed 5; Adam 3e-3, 301 steps of 64, G(5) for the data and then the 500 tests, decoded greedily.",
-    explanation="No digit stands where it is needed, so that the decoder has to look up one place of the source for "
-    "each digit that it writes. Cross-attention learns just this: its largest weights lie on the anti-diagonal, which "
-    "nobody has told it. While it finds that, the loss falls by two powers of ten.",
+    explanation="For each digit the decoder has to read another position of the source. Cross-attention learns "
+    "exactly this, without supervision: its largest weights lie on the anti-diagonal. While it learns that, the loss "
+    "falls by two orders of magnitude.",
     seed=5,
     quick=True,
     seconds=12.0,
@@ -67,21 +67,21 @@ def reversal(bench: Bench) -> Outcome:
             measures.append(between(name, 0.98, 1.0, share, published))
         else:
             measures.append(at_least(name, 0.97, share, published))
-        measures.append(at_most("largest weight, places off the anti-diagonal", 1, spread, "on it or next to it"))
+        measures.append(at_most("largest weight, positions off the anti-diagonal", 1, spread, "on it or next to it"))
     places = [str(i + 1) for i in range(LENGTH)]
     plots = [
         Plot(
             "Cross-attention",
             "Mean over 500 strings and both heads: the largest weights lie on the anti-diagonal or next to it.",
-            "place in the source",
-            "place in what is written",
+            "position in the source",
+            "position in the target",
             panels=[Panel("weight", looked.tolist(), places, places)],
         ),
         Plot(
-            "Reversing is learned",
-            "The loss falls slowly at first and then by two powers of ten.",
+            "Training loss",
+            "The loss falls slowly at first and then by two orders of magnitude.",
             "step",
-            "nats a digit",
+            "nats/digit",
             [Line("training", list(range(len(losses))), losses)],
             log_y=True,
         ),
@@ -90,7 +90,8 @@ def reversal(bench: Bench) -> Outcome:
 
 
 def crossing(model: EncoderDecoder, strings: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The cross-attention (N, N), mean over strings and heads, and how far off the anti-diagonal a row's maximum is."""
+    """Return the cross-attention (N, N), averaged over strings and heads, and the largest distance of a row's maximum
+    from the anti-diagonal."""
     hooks = Hooks(CROSS)
     with torch.no_grad():
         model(reversal_batch(strings), hooks=hooks)

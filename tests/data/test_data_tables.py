@@ -73,8 +73,8 @@ def test_a_json_file_with_one_object(tmp_path: Path) -> None:
         ("a.json", '{"a": "x"}\n{"a": "z"}\n{', "line 3, column"),
         ("a.jsonl", '{"text": "a"}\n' + "[" * 100_000, "line 2"),
         ("a.jsonl", '{"text": "a", "n": ' + "9" * 5000 + "}", "line 1"),
-        ("a.jsonl", '{"q": "a", "r": "b"}', "--text-column NAME says it: q, r"),
-        ("a.jsonl", '{"q": 1}', "none of its columns holds text: q"),
+        ("a.jsonl", '{"q": "a", "r": "b"}', "Give --text-column NAME: q, r"),
+        ("a.jsonl", '{"q": 1}', "none of its columns contains text: q"),
         ("a.json", "[]", "no rows"),
         ("a.json", "3", "no text in any of its 1 row"),
         ("a.jsonl", '{"text": ""}\n{"text": " "}', "no text in 'text' in any of its 2 rows"),
@@ -88,7 +88,7 @@ def test_an_unknown_json_column(tmp_path: Path) -> None:
     content = '{"question": "a", "answer": "b"}'
     assert read(tmp_path, "a.jsonl", content, text_column="answer")[0] == [("1", "b")]
     assert "did you mean 'answer'" in refusal(tmp_path, "a.jsonl", content, text_column="anwser")
-    assert "leave --text-column away" in refusal(tmp_path, "a.json", '["x"]', text_column="answer")
+    assert "leave out --text-column" in refusal(tmp_path, "a.json", '["x"]', text_column="answer")
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -120,9 +120,9 @@ def test_a_table_with_every_row_accounted_for(tmp_path: Path) -> None:
 def test_guessing_the_column_of_a_table(tmp_path: Path) -> None:
     assert read(tmp_path, "a.csv", "n,story\n1,once\n2.5,upon\n")[0] == [("2", "once"), ("3", "upon")]
     assert read(tmp_path, "a.csv", "label,Text\nham,once\n")[0] == [("2", "once")]
-    assert "--text-column NAME says it: label, story" in refusal(tmp_path, "a.csv", "label,story\nham,once\n")
+    assert "Give --text-column NAME: label, story" in refusal(tmp_path, "a.csv", "label,story\nham,once\n")
     assert read(tmp_path, "a.csv", "label,story\nham,once\n", text_column="label")[0] == [("2", "ham")]
-    assert "none of its columns holds text" in refusal(tmp_path, "a.csv", "a,b\n1,2\n")
+    assert "none of its columns contains text" in refusal(tmp_path, "a.csv", "a,b\n1,2\n")
 
 
 def test_a_table_of_one_column_needs_no_quotes(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_field_of_any_length_and_the_limit_put_back(tmp_path: Path) -> None:
         ('id,text\n1,"shut" too early\n', "begins at line 2"),
         ("id,text\n", "no rows"),
         ("text,text\na,b\n", "2 columns called 'text'"),
-        ("id,text\n1,\n2, \n", "none of its columns holds text"),
+        ("id,text\n1,\n2, \n", "none of its columns contains text"),
     ],
 )
 def test_tables_that_are_refused(content: str, words: str, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_table_with_every_row_accounted_for(tmp_path: Path) -> None:
         "a.csv: left out 2 rows with empty text: 3, 5",
         "a.csv: left out 1 row with an empty label in 'label': 4",
         "a.csv: left out 1 row without a label in 'label': 6",
-        "a.csv: white space around the labels of 1 row does not count",
+        "a.csv: removed white space around the labels of 1 row",
     ]
 
 
@@ -99,7 +99,7 @@ def test_a_table_without_a_header_is_seen_by_a_label_that_comes_again(tmp_path: 
         ("3", "cash", "spam"),
         ("4", "soon", "ham"),
     ]
-    assert "looks like a sample" in data.notes[0]
+    assert "looks like an example" in data.notes[0]
     assert pairs(read(tmp_path, "a.csv", content, text="2", label="1")) == pairs(data)
     # As said, the first row is a header: two labels come again in its column called spam.
     assert len(read(tmp_path, "a.csv", content + "ham,x\nspam,y\n", header=True).items) == 5
@@ -118,14 +118,14 @@ def test_other_encodings_and_gzip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "columns", "message"),
     [
-        ("text,label\n", {}, "has a header at most, and no rows"),
-        ("text\na\nb\n", {}, "has one column alone"),
+        ("text,label\n", {}, "has no rows"),
+        ("text\na\nb\n", {}, "has only the column"),
         ("text,label\na,x\n", {"label": "labl"}, "did you mean 'label'?"),
         ("text,label\na,x\n", {"text": "text", "label": "text"}, "cannot be both"),
         (
             "text,a,b\none,1,x\ntwo,1,x\nthree,2,y\nfour,2,y\n",
             {},
-            "which column is the label? --label-column NAME says it: a, b",
+            "which column is the label? Give --label-column NAME: a, b",
         ),
         ("text,label,label\na,x,y\n", {}, "has 2 columns called 'label'"),
         ('text,label\n"a,x\n', {}, "a quote is not closed"),
@@ -160,8 +160,8 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
         ("very good/1.txt", "fine\n", "very good"),
         ("very good/deep/2.txt", "nice\n", "very good"),
     ]
-    assert "left out 1 file that lies in no class folder: readme.txt" in data.notes
-    assert "no text in 1 class folder, which is no class then: void" in data.notes
+    assert "left out 1 file outside of class folders: readme.txt" in data.notes
+    assert "1 folder without text, not used as a class: void" in data.notes
     assert ("bad/.hidden", "hidden") in data.skipped
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat/a.txt").write_text("x", "utf-8")

@@ -36,7 +36,7 @@ def test_a_table_without_a_header(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "Go.\tVa !\nHi!\tSalut !\n")
     data = read_pairs(path)
     assert texts(data) == [("Go.", "Va !"), ("Hi!", "Salut !")]
-    assert any("taken for a pair" in note for note in data.notes)
+    assert any("read as a pair" in note for note in data.notes)
     assert len(read_pairs(path, columns=PairColumns("Go.", "Va !", True)).pairs) == 1
 
 
@@ -109,7 +109,7 @@ def test_aligned_files_of_unequal_length_are_refused_with_both_counts(tmp_path: 
         ("a.csv", "source,target,source\na,b,c\n", "2 columns called 'source'"),
         ("a.csv", b"source,target\n\xe9t\xe9,b\n", "byte offset 14"),
         ("a.jsonl", '{"source": "a", \n', "broken JSON at line 1"),
-        ("a.txt", "some text\n", "plain text holds no pairs"),
+        ("a.txt", "some text\n", "plain text contains no pairs"),
         ("a.csv", b"\x00\x01\x02", "binary"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Words with a label each: from CoNLL columns, or derived from any text (`punctuation.py`)."""
+"""Labeled words: from CoNLL columns, or with labels of punctuation and capitals derived from any text."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MIN_SENTENCES = 5
 MARKS = ",.;:?!"
 NONE, LOWER, CAPITAL = "none", "lower", "capital"
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
-# Letters, digits, and what stands between them: don't, well-known, 3.14.
+# Letters, digits, and what is between them: don't, well-known, 3.14.
 _WORD = re.compile(r"[^\W_](?:\S*[^\W_])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Words that are read together, each with its label. `id` stays the same from one reading to the next.
+    """Words with one label each. `id` is the same at every reading.
 
-    group: sentences of one group (the speeches of a play) belong on one side of a split; "" for none.
+    group: sentences of one group (the speeches of a play) may be held out together; "" for none.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Sentence:
 class TaggedData(DataSet):
     """Sentences in reading order; none is empty.
 
-    restorable: the words are in small letters without punctuation, and the labels say what was there.
+    restorable: the words are in lower case without punctuation, which the labels restore.
     """
 
     sentences: list[Sentence]
@@ -51,15 +51,15 @@ class TaggedData(DataSet):
 
     @property
     def words(self) -> int:
-        """In all sentences."""
+        """The number of words."""
         return sum(len(sentence.words) for sentence in self.sentences)
 
     def labels(self) -> Counter[str]:
-        """How often each label occurs."""
+        """Return the count of each label."""
         return Counter(label for sentence in self.sentences for label in sentence.labels)
 
     def as_text(self) -> TextData:
-        """The words with spaces between them, a document a sentence."""
+        """Return one document per sentence, its words joined by spaces."""
         shared = self.shared_fields()
         if isinstance(self.held_out, tuple):
             shared["held_out"] = tuple(s.id for s in self.sentences if s.group in self.held_out)
@@ -103,33 +103,33 @@ class TaggedData(DataSet):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the word and its label, counted from 1; None = the first and the last."""
+    """The columns of word and label, from 1; by default first and last, in CoNLL-U second and fourth."""
 
     word: int | None = None
     label: int | None = None
 
 
 def looks_tagged(source: str) -> str | None:
-    """Why these data look like labeled words, by their name alone; None where they do not."""
+    """Return why these data look like labeled words, by their name, or None."""
     if source in registry.names():
-        return "words with a label each" if issubclass(registry.find(source).data_class, TaggedData) else None
+        return "labeled words" if issubclass(registry.find(source).data_class, TaggedData) else None
     return "CoNLL columns" if source.lower().endswith(ENDINGS) else None
 
 
 def read_tagged(source: str, *, columns: Columns | None = None, encoding: str = "utf-8") -> TaggedData:
-    """Sentences from a built-in set, a file of CoNLL columns, or a folder of such files.
+    """Read sentences of a built-in set, a file of CoNLL columns, or a folder of such files.
 
-    A word a line with its columns apart by tabs, where there is one in the file, else by other white space; a blank
-    line between sentences; lines `-DOCSTART-` and, in CoNLL-U, comments, are left out and counted.
+    One word per line, columns separated by tabs if the file has any, else by white space; a blank line between
+    sentences; lines `-DOCSTART-` and, in CoNLL-U, comments are left out and counted.
 
-    Raises UserError for rows of another number of columns than the first, by file and row, and for empty cells.
+    Raises UserError, naming file and row, for rows with another number of columns than the first, and empty cells.
     """
     columns = columns or Columns()
     if source in registry.names():
         data = registry.load_data(source)
         if not isinstance(data, TaggedData):
             raise UserError(
-                f"{source} holds no labeled words ({registry.find(source).description}); --labels punctuation"
+                f"{source} contains no labeled words ({registry.find(source).description}); --labels punctuation"
                 " makes labels from any text"
             )
         return data
@@ -137,10 +137,9 @@ def read_tagged(source: str, *, columns: Columns | None = None, encoding: str = 
     notes: list[str] = []
     sentences: list[Sentence] = []
     for document in text.documents:
-        # Of a folder, as of a table, each has a name of its own.
         sentences += _sentences(document, columns, notes)
     if not sentences:
-        raise UserError(f"{source}: there are no words in it")
+        raise UserError(f"{source}: contains no words")
     return TaggedData(sentences, name=text.name, skipped=text.skipped, notes=[*text.notes, *notes])
 
 
@@ -174,7 +173,7 @@ def _sentences(document: Document, columns: Columns, notes: list[str]) -> list[S
                 f"{where} has {counted(len(cells), 'column')} where the first has {width}: {line.strip()!r}"
             )
         if width == _UNIVERSAL and tabs and not cells[0].isdigit():
-            left_out["rows of joined or unspoken words (1-2, 1.1)"] += 1
+            left_out["rows of multiword tokens or empty nodes (1-2, 1.1)"] += 1
             continue
         if not cells[word] or not cells[label]:
             raise UserError(f"{where} has no {'word' if not cells[word] else 'label'} in it")
@@ -184,11 +183,11 @@ def _sentences(document: Document, columns: Columns, notes: list[str]) -> list[S
 
 
 def _places(columns: Columns, width: int, tabs: bool, where: str, notes: list[str], name: str) -> tuple[int, int]:
-    """Where word and label stand in a row, counted from 0."""
+    """Return the columns of word and label, from 0."""
     if width == 1:
         raise UserError(
-            f"{where} has one column: a word and its label are needed, apart by a tab or a space; of plain text,"
-            " --labels punctuation makes words with labels"
+            f"{where} has one column: a word and its label, separated by a tab or a space, are needed;"
+            " --labels punctuation derives labels from plain text"
         )
     universal = tabs and width == _UNIVERSAL
     word = (2 if universal else 1) if columns.word is None else columns.word
@@ -207,10 +206,10 @@ def _places(columns: Columns, width: int, tabs: bool, where: str, notes: list[st
 
 
 def bare_words(text: str) -> Iterator[tuple[str, str]]:
-    """The words of a text in small letters without what stands around them, each with its label `mark|case`.
+    """Return the words of a text in lower case without punctuation, each with its label `mark|case`.
 
-    mark: the first of , . ; : ? ! after the word, else "none"; one that stands apart belongs to the word before. case:
-    "capital" where the first letter is one, else "lower".
+    mark: the first of , . ; : ? ! after the word, else "none"; a separate one belongs to the word before. case:
+    "capital" if the first letter is upper case, else "lower".
     """
     words: list[tuple[str, str, str]] = []
     for token in text.split():
@@ -225,7 +224,7 @@ def bare_words(text: str) -> Iterator[tuple[str, str]]:
 
 
 def restored(words: list[str], labels: list[str]) -> str:
-    """A text from words and labels `mark|case`: the inverse of `bare_words`, as far as labels go."""
+    """Return a text from words and labels `mark|case`: the inverse of `bare_words`, up to what labels do not tell."""
     shown = []
     for word, label in zip(words, labels, strict=True):
         mark, case = label.split("|")
@@ -234,9 +233,9 @@ def restored(words: list[str], labels: list[str]) -> str:
 
 
 def punctuated(text: TextData) -> TaggedData:
-    """Every paragraph of a text (up to a blank line) as a sentence of bare words. A document is a group.
+    """Return every paragraph of a text as a sentence of bare words; its document is the group.
 
-    Raises UserError when there is no word in it.
+    Raises UserError when the text has no words.
     """
     sentences, empty = [], 0
     for document in text.documents:
@@ -248,7 +247,7 @@ def punctuated(text: TextData) -> TaggedData:
             else:
                 empty += bool(paragraph.strip())
     if not sentences:
-        raise UserError(f"{text.name}: there is no word in it")
+        raise UserError(f"{text.name}: contains no words")
     shared = text.shared_fields()
     if empty:
         shared["notes"] = [*text.notes, f"left out {counted(empty, 'paragraph')} without a letter or digit"]

@@ -1,6 +1,6 @@
-"""Labeled texts: from a table or JSON lines with a text and a label column, a folder a class, or a built-in set.
+"""Labeled texts: a table or JSON lines with a text and a label column, a folder per class, or a built-in set.
 
-Rows are counted as `tables.py` counts them. What cannot be used is named with its rows, never dropped silently.
+Rows are numbered as in `tables.py`. What cannot be used is named with its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenloom.config import flag
 from tokenloom.data import registry
 from tokenloom.data.documents import DataSet, Document, Facts, SplitKeys, TextData
 from tokenloom.data.report import class_rows
-from tokenloom.data.tables import RowSorter, json_any, json_lines, known_column, table_delimiter, table_records
+from tokenloom.data.tables import RowCollector, json_any, json_lines, known_column, table_delimiter, table_records
 from tokenloom.data.text import (
     JSON_ENDINGS,
     TABLE_ENDINGS,
@@ -33,18 +33,18 @@ from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newl
 from tokenloom.errors import UserError
 from tokenloom.utils.names import counted, some
 
-# Headers by which the columns are known.
+# Column names that are recognized.
 TEXTS = ("text", "sentence", "message", "review", "content", "comment", "tweet", "utterance", "body", "document")
 LABELS = ("label", "labels", "class", "category", "target", "sentiment", "genre", "topic", "intent", "tag", "y")
-_TITLE_WORDS = 5  # No name of a column has more words.
+_TITLE_WORDS = 5  # Column names have at most so many words.
 _PEEK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Labeled:
-    """A text and its label, as it is written. `id` stays the same from one reading to the next.
+    """A text and its label. `id` is the same at every reading.
 
-    group: samples of one group (the speeches of a play) belong on one side of a split; "" for none.
+    group: examples of one group (the speeches of a play) may be held out together; "" for none.
     """
 
     id: str
@@ -61,11 +61,11 @@ class LabeledData(DataSet):
 
     @property
     def classes(self) -> list[str]:
-        """The labels, sorted: a class number is a place in this list."""
+        """The labels, sorted: class numbers are indices into this list."""
         return sorted({item.label for item in self.items})
 
     def as_text(self) -> TextData:
-        """The texts without their labels, a document each."""
+        """Return the texts without their labels, one document each."""
         shared = self.shared_fields()
         if isinstance(self.held_out, tuple):
             shared["held_out"] = tuple(item.id for item in self.items if item.group in self.held_out)
@@ -116,10 +116,10 @@ class LabeledData(DataSet):
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Where text and label stand in a table: names of columns, or numbers from 1 in one without a header.
+    """The columns of text and label in a table: names, or numbers from 1 in a table without a header.
 
-    What is None is guessed, and the guess noted. header: whether the first row names the columns. texts: the names by
-    which the column of texts is known; other data (paths of pictures) go by other names.
+    What is None is guessed, and noted. header: whether the first row names the columns. texts: recognized names of the
+    text column; text_option: the option that gives it. Both differ for paths of images.
     """
 
     text: str | None = None
@@ -130,14 +130,14 @@ class LabelColumns:
 
 
 def read_labeled(source: str, *, columns: LabelColumns | None = None, encoding: str = "utf-8") -> LabeledData:
-    """Labeled texts from whatever `source` names.
+    """Read labeled texts. source:
 
-    - a built-in data set that holds such;
-    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (also with `.gz`): one a row, see `LabelColumns`;
-    - a folder in which each folder is a class: every text file (or row of a table) below it is a sample.
+    - a built-in data set of labeled texts;
+    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (also with `.gz`): one per row, see `LabelColumns`;
+    - a folder with one folder per class: every text file (or row of a table) in it is an example.
 
-    Numeric labels stay as they are written; white space around a label goes. Raises UserError, naming the file and
-    the row, for what cannot be read, and where no sample is left.
+    Numeric labels are kept as text; white space around a label is removed. Raises UserError, naming the file and the
+    row, for what cannot be read, and when no example is left.
     """
     check_encoding(encoding)
     columns = columns or LabelColumns()
@@ -163,7 +163,7 @@ def read_labeled(source: str, *, columns: LabelColumns | None = None, encoding: 
 
 
 def read_column(source: str, *, column: str | None, encoding: str = "utf-8") -> list[str]:
-    """Texts to be labeled: a column of a table or of JSON rows, or each line of a plain file that is not blank."""
+    """Return texts to be classified: a column of a table or of JSON rows, or the nonblank lines of a plain file."""
     if Path(source).is_file() and Path(source.removesuffix(".gz")).suffix.lower() in JSON_ENDINGS + TABLE_ENDINGS:
         return [document.text for document in read_text(source, encoding=encoding, text_column=column).documents]
     data = read_text(source, encoding=encoding, text_column=column)
@@ -171,7 +171,7 @@ def read_column(source: str, *, column: str | None, encoding: str = "utf-8") -> 
 
 
 def looks_labeled(source: str) -> str | None:
-    """Why these data look like labeled texts, in a few words, or None. Reads no more than the beginning."""
+    """Return why these data look like labeled texts, or None. Reads only the beginning."""
     if source in registry.names():
         return "labeled texts" if registry.find(source).data_class is LabeledData else None
     _, titles = beginning_of_table(Path(source))
@@ -180,9 +180,9 @@ def looks_labeled(source: str) -> str | None:
 
 
 def beginning_of_table(path: Path) -> tuple[str, list[str]]:
-    """The first 64 kB of a table or of JSON rows, and the cells of its first row, or the fields of its first object.
+    """Return the first 64 kB of a table or of JSON rows, and the cells of its first row or fields of its first object.
 
-    Nothing of either for what is no such file, or cannot be read.
+    Both are empty for other files, and for what cannot be read.
     """
     ending = path.suffix.lower()
     if ending not in JSON_ENDINGS + TABLE_ENDINGS or not path.is_file():
@@ -201,7 +201,7 @@ def beginning_of_table(path: Path) -> tuple[str, list[str]]:
 
 
 def _json_titles(text: str) -> list[str]:
-    """The fields of the first row of JSON."""
+    """Return the fields of the first row of JSON."""
     try:
         start = text.index("{")
         row, _ = json.JSONDecoder().raw_decode(text, start)
@@ -230,29 +230,27 @@ def _text_of(path: Path, encoding: str) -> tuple[str, str]:
 
 
 def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabeledData:
-    """A sample a file; the label is the folder right below the root."""
+    """Read one example per file; the label is the folder directly below the root."""
     if columns.label is not None or columns.header is not None:
-        raise UserError(
-            f"{shown_path(str(root))} is a folder, whose folders are the classes: leave --label-column away"
-        )
+        raise UserError(f"{shown_path(str(root))} is a folder, whose folders are the classes: leave out --label-column")
     data = read_text(root, encoding=encoding, text_column=columns.text)
     outside = [document.id for document in data.documents if "/" not in document.id]
     items = [Labeled(d.id, d.text, d.id.split("/")[0]) for d in data.documents if "/" in d.id]
     if not items:
         raise UserError(
-            f"{shown_path(str(root))}: no folder in it holds text; each class needs a folder of that name, with a file"
-            " a sample (or give a table with a label column)"
+            f"{shown_path(str(root))}: no folder in it contains text; give one folder per class with one file per"
+            " example, or a table with a label column"
         )
     notes = list(data.notes)
     if outside:
-        notes.append(f"left out {counted(len(outside), 'file')} that lies in no class folder: {some(outside, 5)}")
+        notes.append(f"left out {counted(len(outside), 'file')} outside of class folders: {some(outside, 5)}")
     known = {item.label for item in items}
     empty = sorted(
         name for one in root.iterdir() if one.is_dir() and (name := printable_path(one.name)) not in known
         if not name.startswith(".")
     )  # fmt: skip
     if empty:
-        notes.append(f"no text in {counted(len(empty), 'class folder')}, which is no class then: {some(empty)}")
+        notes.append(f"{counted(len(empty), 'folder')} without text, not used as a class: {some(empty)}")
     return LabeledData(items, name=data.name, notes=notes, skipped=data.skipped)
 
 
@@ -261,7 +259,7 @@ def _folder(root: Path, columns: LabelColumns, encoding: str) -> LabeledData:
 
 def _json(text: str, name: str, ending: str, columns: LabelColumns, notes: list[str]) -> list[Labeled]:
     if columns.header is not None:
-        raise Unreadable("the fields of JSON have names: leave --header away")
+        raise Unreadable("the fields of JSON have names: leave out --header")
     text = fold_newlines(text)
     rows = list(json_lines(text.split("\n"))) if ending != ".json" else json_any(text)
     titles = list(dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row))
@@ -274,7 +272,7 @@ def _json(text: str, name: str, ending: str, columns: LabelColumns, notes: list[
 
 
 def _fields(row: Any, chosen: tuple[str, str]) -> tuple[Any, Any]:
-    """Text and label of a row of JSON; what is no object has no label."""
+    """Return text and label of a row of JSON; a row that is no object has no label."""
     return (row.get(chosen[0]), row.get(chosen[1])) if isinstance(row, dict) else (row, None)
 
 
@@ -285,7 +283,7 @@ def _table(text: str, name: str, tabs: bool, columns: LabelColumns, notes: list[
     if not _has_header(titles, body, columns, notes):
         titles, body = [str(number) for number in range(1, len(titles) + 1)], records
     if not body:
-        raise Unreadable("has a header at most, and no rows")
+        raise Unreadable("has no rows")
     chosen = _columns(titles, [cells for _, cells in body], columns, notes)
     for title in chosen:
         if titles.count(title) > 1:
@@ -313,10 +311,10 @@ def _sorted(
     notes: list[str],
     wide: int = 0,
 ) -> list[Labeled]:
-    """Samples of the rows (number, text, label); the notes name those that are left out, and why."""
-    sorter = RowSorter(name, text_column, True)
+    """Return the examples of rows (number, text, label); notes name those left out, with the reason."""
+    collector = RowCollector(name, text_column, True)
     for number in ragged:
-        sorter.leave(number, f"with more cells than the header's {wide}")
+        collector.leave(number, f"with more cells than the header's {wide}")
     items, trimmed = [], 0
     for number, text, value in rows:
         label = _label(value)
@@ -324,15 +322,15 @@ def _sorted(
             what = "with an empty label" if value == "" or _blank(value) else "without a label"
             if isinstance(value, list | dict):
                 what = "whose label is neither a text nor a number"
-            sorter.leave(number, f"{what} in {label_column!r}")
+            collector.leave(number, f"{what} in {label_column!r}")
             continue
-        for document in sorter.take(number, text):
+        for document in collector.take(number, text):
             assert label is not None
             trimmed += isinstance(value, str) and value != label
             items.append(Labeled(document.id, document.text, label))
-    sorter.finish(notes)
+    collector.finish(notes)
     if trimmed:
-        notes.append(f"white space around the labels of {counted(trimmed, 'row')} does not count")
+        notes.append(f"removed white space around the labels of {counted(trimmed, 'row')}")
     return items
 
 
@@ -341,7 +339,7 @@ def _blank(value: Any) -> bool:
 
 
 def _label(value: Any) -> str | None:
-    """A label as it is written, or None where there is none."""
+    """Return a label as text, or None where there is none."""
     if isinstance(value, str):
         return value.strip() or None
     return None if value is None or isinstance(value, list | dict) else json.dumps(value)
@@ -351,7 +349,7 @@ def _label(value: Any) -> str | None:
 
 
 def _has_header(first: list[str], body: list[tuple[int, list[str]]], columns: LabelColumns, notes: list[str]) -> bool:
-    """Whether the first row names the columns: as said, by its names, or since it does not look like a sample."""
+    """Return whether the first row names the columns: as given, by known names, or as it looks unlike an example."""
     if columns.header is not None:
         return columns.header
     given = [name for name in (columns.text, columns.label) if name is not None]
@@ -363,8 +361,7 @@ def _has_header(first: list[str], body: list[tuple[int, list[str]]], columns: La
     if any(len(cell.split()) > _TITLE_WORDS for cell in first) or again.intersection(first):
         shown = some((repr(cell[:40]) for cell in first), 5)
         notes.append(
-            f"the first row ({shown}) looks like a sample: the columns have no names, and are numbered from 1;"
-            " --header says that it names them"
+            f"the first row ({shown}) looks like an example: columns are numbered from 1; --header declares it a header"
         )
         return False
     return True
@@ -373,9 +370,9 @@ def _has_header(first: list[str], body: list[tuple[int, list[str]]], columns: La
 def _columns(
     titles: list[str], rows: Sequence[Sequence[Any]], columns: LabelColumns, notes: list[str]
 ) -> tuple[str, str]:
-    """The columns of text and label: as given, by their names, or by what stands in them."""
+    """Return the columns of text and label: as given, by known names, or by their content."""
     if len(titles) < 2:
-        raise Unreadable(f"has one column alone, {titles[0]!r}: a text and a label need two")
+        raise Unreadable(f"has only the column {titles[0]!r}: a text and a label need two")
     for name in (columns.text, columns.label):
         if name is not None:
             known_column(name, titles)
@@ -406,7 +403,7 @@ def _columns(
 
 
 def called(names: Iterable[str], titles: Iterable[str]) -> str | None:
-    """The column whose name is the first of the known ones."""
+    """Return the column with the first of the known names that occurs."""
     by_name = {title.casefold(): title for title in reversed(list(titles))}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -420,7 +417,7 @@ def _mean_length(values: list[Any]) -> float:
 
 
 def _only_label(others: list[str], titles: list[str], rows: Sequence[Sequence[Any]]) -> str:
-    """The one column in which values come again and again."""
+    """Return the only column with repeated values."""
     repeating = []
     for title in others:
         values = [label for value in _values(rows, titles.index(title)) if (label := _label(value)) is not None]
@@ -428,4 +425,4 @@ def _only_label(others: list[str], titles: list[str], rows: Sequence[Sequence[An
             repeating.append(title)
     if len(repeating) == 1:
         return repeating[0]
-    raise Unreadable(f"which column is the label? --label-column NAME says it: {some(repeating or others)}")
+    raise Unreadable(f"which column is the label? Give --label-column NAME: {some(repeating or others)}")

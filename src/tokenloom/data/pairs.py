@@ -1,7 +1,6 @@
-"""Pairs of texts, a source and its target: from a table with two columns, or from two files aligned line by line.
+"""Pairs of texts, a source and its target: a table with two columns, or two files aligned line by line.
 
-A row is counted as `tables.py` counts it; a line of aligned files from 1. What cannot be used is named, never dropped
-silently.
+Rows are numbered as in `tables.py`, lines of aligned files from 1. What cannot be used is named.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from tokenloom.data.unicode import Unreadable, check_encoding, decode, fold_newl
 from tokenloom.errors import UserError
 from tokenloom.utils.names import counted, did_you_mean, some
 
-# Headers by which the two sides are known: a column of the first kind beside one of the second.
+# Column names that are recognized.
 SOURCES = ("source", "src", "input", "from", "question")
 TARGETS = ("target", "tgt", "trg", "output", "to", "translation", "answer")
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?")
-_SENTENCE = re.compile(r"[.!?…。！？;:,¿¡]|\s\S+\s|.{31}")  # What a name of a column does not have.
+_SENTENCE = re.compile(r"[.!?…。！？;:,¿¡]|\s\S+\s|.{31}")  # Does not match column names.
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A source and its target. `id` stays the same from one reading to the next."""
+    """A source and its target. `id` is the same at every reading."""
 
     id: str
     source: str
@@ -41,12 +40,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairData(DataSet):
-    """Pairs in reading order, no side of any of them empty."""
+    """Pairs in reading order; no source and no target is empty."""
 
     pairs: list[Pair]
 
     def as_text(self) -> TextData:
-        """The texts in them: a document a pair, its source and target on a line each."""
+        """Return one document per pair, with source and target on a line each."""
         documents = [Document(pair.id, f"{pair.source}\n{pair.target}\n") for pair in self.pairs]
         return TextData(documents, True, **self.shared_fields())
 
@@ -90,7 +89,7 @@ class PairData(DataSet):
 
 @dataclass(frozen=True)
 class PairColumns:
-    """Where the two sides stand in a table.
+    """The columns of source and target in a table.
 
     source, target: names of columns, or numbers from 1 in a table without a header; guessed when not given. header:
     whether the first row names the columns; guessed when None.
@@ -104,10 +103,10 @@ class PairColumns:
 def read_pairs(
     source: str, *, target: str | None = None, columns: PairColumns | None = None, encoding: str = "utf-8"
 ) -> PairData:
-    """Pairs from whatever `source` names.
+    """Read pairs. source:
 
-    - a built-in data set that holds pairs;
-    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (also with `.gz`): a pair a row, see `PairColumns`;
+    - a built-in data set of pairs;
+    - `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (also with `.gz`): a pair per row, see `PairColumns`;
     - with `target`, a text file whose line n is the source of line n of the file `target`.
 
     Raises UserError, naming the file and the row, for what cannot be read, and for aligned files of unequal length.
@@ -119,22 +118,22 @@ def read_pairs(
     if target is not None:
         if columns != PairColumns():
             raise UserError(
-                f"--target-file {target}: two aligned files have no columns; leave the options of tables away"
+                f"--target-file {target}: two aligned files have no columns; leave out the options of tables"
             )
         return _aligned(source, target, encoding)
     text, ending = _text(source, encoding)
     name = printable_path(Path(source).name)
     try:
         if ending in JSON_ENDINGS:
-            sorter = _json_pairs(text, name, ending, columns)
+            collector = _json_pairs(text, name, ending, columns)
         elif ending in TABLE_ENDINGS:
-            sorter = _table_pairs(text, name, ending == ".tsv", columns)
+            collector = _table_pairs(text, name, ending == ".tsv", columns)
         else:
             raise Unreadable(
-                "plain text holds no pairs: give a table (.csv, .tsv, .jsonl, .json), or with --target-file FILE the file"
-                " whose lines are the targets of its lines"
+                "plain text contains no pairs: give a table (.csv, .tsv, .jsonl, .json), or with --target-file the"
+                " file whose lines are the targets of its lines"
             )
-        return sorter.data()
+        return collector.data()
     except Unreadable as error:
         raise UserError(f"{shown_path(source)}: {error}") from None
 
@@ -146,7 +145,7 @@ def _built_in(name: str, target: str | None, columns: PairColumns) -> PairData:
 
 
 def _text(path: str, encoding: str) -> tuple[str, str]:
-    """The text of a file, its line ends as they are, and its ending. Raises UserError."""
+    """Return the text of a file with its newlines unchanged, and the ending of its name. Raises UserError."""
     if path == "-" or not path:
         raise UserError("pairs are read from a file: give a table, or two aligned files with --target-file")
     if Path(path).is_dir():
@@ -179,19 +178,19 @@ def _aligned(source: str, target: str, encoding: str) -> PairData:
             f"{shown_path(path)} has {counted(len(lines), 'line')}"
             for path, lines in zip((source, target), sides, strict=True)
         )
-        raise UserError(f"{counts}: aligned files have as many lines, one a pair")
-    sorter = _Sorter(f"{printable_path(Path(source).name)} + {printable_path(Path(target).name)}", "line")
+        raise UserError(f"{counts}: aligned files need equal numbers of lines")
+    collector = _PairCollector(f"{printable_path(Path(source).name)} + {printable_path(Path(target).name)}", "line")
     for number, (one, other) in enumerate(zip(*sides, strict=True), start=1):
-        sorter.take(number, one, other)
+        collector.take(number, one, other)
     try:
-        return sorter.data()
+        return collector.data()
     except Unreadable as error:
         raise UserError(f"{shown_path(source)} and {shown_path(target)}: {error}") from None
 
 
 @dataclass
-class _Sorter:
-    """Sorts rows into pairs and reasons for leaving them out."""
+class _PairCollector:
+    """Turns rows into pairs, and counts the rows left out by reason."""
 
     name: str
     unit: str = "row"
@@ -218,7 +217,7 @@ class _Sorter:
         self.left.setdefault(reason, []).append(number)
 
     def data(self) -> PairData:
-        """Everything that was found. Raises Unreadable when there is no pair at all."""
+        """Return all pairs, with notes on what was left out. Raises Unreadable when there is no pair."""
         left = [f"{counted(len(rows), self.unit)} {reason}: {some(rows, _SHOWN)}" for reason, rows in self.left.items()]
         if not self.pairs:
             raise Unreadable(f"no pair in it; {'; '.join(left)}" if left else "no pair in it")
@@ -226,30 +225,30 @@ class _Sorter:
         return PairData(self.pairs, name=self.name, notes=notes)
 
 
-def _json_pairs(text: str, name: str, ending: str, columns: PairColumns) -> _Sorter:
+def _json_pairs(text: str, name: str, ending: str, columns: PairColumns) -> _PairCollector:
     if columns.header is not None:
-        raise Unreadable("the fields of JSON have names: leave --header away")
+        raise Unreadable("the fields of JSON have names: leave out --header")
     text = fold_newlines(text)
     rows = list(json_lines(text.split("\n"))) if ending != ".json" else json_any(text)
     if rows and all(isinstance(row, list) for _, row in rows):
         rows = [(number, {str(i): cell for i, cell in enumerate(row, start=1)}) for number, row in rows]
     fields = list(dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row))
     worded = {key for _, row in rows if isinstance(row, dict) for key, value in row.items() if isinstance(value, str)}
-    sorter = _Sorter(name)
-    source, target = _sides(fields, [key for key in fields if key in worded], columns, sorter.notes)
+    collector = _PairCollector(name)
+    source, target = _sides(fields, [key for key in fields if key in worded], columns, collector.notes)
     for number, row in rows:
         if isinstance(row, dict):
-            sorter.take(number, row.get(source), row.get(target))
+            collector.take(number, row.get(source), row.get(target))
         else:
-            sorter.leave(number, "that are no objects with fields")
-    return sorter
+            collector.leave(number, "that are no objects with fields")
+    return collector
 
 
-def _table_pairs(text: str, name: str, tabs: bool, columns: PairColumns) -> _Sorter:
+def _table_pairs(text: str, name: str, tabs: bool, columns: PairColumns) -> _PairCollector:
     records = list(table_records(io.StringIO(text.rstrip("\r\n"), newline=""), table_delimiter(text, tabs)))
     first = [cell.strip() for cell in records[0][1]]
-    sorter = _Sorter(name)
-    if _has_header(first, columns, sorter.notes):
+    collector = _PairCollector(name)
+    if _has_header(first, columns, collector.notes):
         records, titles = records[1:], first
         twice = [title for title in dict.fromkeys(titles) if titles.count(title) > 1]
         if twice:
@@ -257,15 +256,15 @@ def _table_pairs(text: str, name: str, tabs: bool, columns: PairColumns) -> _Sor
     else:
         titles = [str(number) for number in range(1, len(first) + 1)]
     worded = [title for place, title in enumerate(titles) if any(_worded(cells, place) for _, cells in records)]
-    source, target = (titles.index(title) for title in _sides(titles, worded, columns, sorter.notes))
+    source, target = (titles.index(title) for title in _sides(titles, worded, columns, collector.notes))
     for number, cells in records:
         if len(cells) > len(titles):
-            sorter.leave(number, f"with more cells than the first row's {len(titles)}")
+            collector.leave(number, f"with more cells than the first row's {len(titles)}")
         elif not cells:
-            sorter.leave(number, "with nothing in it")
+            collector.leave(number, "with nothing in it")
         else:
-            sorter.take(number, *(cells[place] if place < len(cells) else None for place in (source, target)))
-    return sorter
+            collector.take(number, *(cells[place] if place < len(cells) else None for place in (source, target)))
+    return collector
 
 
 def _worded(cells: list[str], place: int) -> bool:
@@ -273,7 +272,7 @@ def _worded(cells: list[str], place: int) -> bool:
 
 
 def _has_header(first: list[str], columns: PairColumns, notes: list[str]) -> bool:
-    """Whether the first row names the columns: as said, by a name that is given or known, or since it is a sentence."""
+    """Return whether the first row names the columns: as given, by a given or known name, or as it is no sentence."""
     if columns.header is not None:
         return columns.header
     given = [name for name in (columns.source, columns.target) if name is not None]
@@ -283,13 +282,13 @@ def _has_header(first: list[str], columns: PairColumns, notes: list[str]) -> boo
         return True
     shown = some(map(repr, first), 5)
     if any(_SENTENCE.search(cell) for cell in first):
-        notes.append(f"the first row ({shown}) is taken for a pair, and not for a header; --header says that it is one")
+        notes.append(f"the first row ({shown}) is read as a pair; --header declares it a header")
         return False
-    raise Unreadable(f"is the first row ({shown}) a header or a pair? --header or --no-header says it")
+    raise Unreadable(f"is the first row ({shown}) a header or a pair? Give --header or --no-header")
 
 
 def _known_sides(titles: Iterable[str]) -> tuple[str, str] | None:
-    """The two columns that are named as a source and a target, or by two languages."""
+    """Return the two columns with known names of source and target, or with names of two languages."""
     by_name = {title.casefold(): title for title in titles}
     source, target = (next((by_name[n] for n in names if n in by_name), None) for names in (SOURCES, TARGETS))
     if source is not None and target is not None:
@@ -299,7 +298,7 @@ def _known_sides(titles: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _sides(titles: list[str], worded: list[str], columns: PairColumns, notes: list[str]) -> tuple[str, str]:
-    """The columns of source and target: as given, by their names, or the only two with text in them."""
+    """Return the columns of source and target: as given, by known names, or the only two with text."""
     for option, name in (("source", columns.source), ("target", columns.target)):
         if name is not None and name not in titles:
             hint = did_you_mean(name, titles)
@@ -316,7 +315,7 @@ def _sides(titles: list[str], worded: list[str], columns: PairColumns, notes: li
         guess = (columns.source or rest[0], columns.target or rest[0])
     if guess is None:
         raise Unreadable(
-            f"which columns are the source and the target? --source-column and --target-column say it:"
+            f"which columns are the source and the target? Give --source-column and --target-column:"
             f" {some(titles) or 'there are none'}"
         )
     notes.append(f"sources are taken from {guess[0]!r} and targets from {guess[1]!r}, a guess; --source-column and")
@@ -325,7 +324,7 @@ def _sides(titles: list[str], worded: list[str], columns: PairColumns, notes: li
 
 
 def looks_like_pairs(path: str) -> bool:
-    """Whether a file is a table whose header names a source and a target; reads its beginning alone."""
+    """Return whether a file is a table whose header names a source and a target. Reads only the beginning."""
     ending = Path(path.lower()).suffix
     if ending not in (*TABLE_ENDINGS, ".jsonl", ".ndjson") or not Path(path).is_file():
         return False

@@ -1,7 +1,7 @@
 """Text from rows: JSON lines, JSON lists, and tables with a delimiter.
 
-A row is counted as a person sees it: in JSON lines the number of its line, in a JSON list its place from 1, in a table
-the row of a spreadsheet, so the header is row 1. Rows without text are left out, counted, and named in the notes.
+Row numbers are the line in JSON lines, the position from 1 in a JSON list, and the row of a spreadsheet in a table, so
+that its header is row 1. Rows without text are left out, counted, and named in the notes.
 """
 
 import csv
@@ -19,22 +19,22 @@ from tokenloom.data.unicode import Unreadable, fold_newlines
 from tokenloom.utils.names import counted, did_you_mean, some
 
 _DELIMITERS = (",", ";", "\t")
-_NO_DELIMITER = "\x1f"  # A control character that text does not hold: a table of one column.
-_SHOWN = 20  # Rows left out that are named.
-_BLANK = ""  # What a blank line among the rows stands for: a row whose text is empty.
+_NO_DELIMITER = "\x1f"  # A control character that does not occur in text: a table of one column.
+_SHOWN = 20  # Number of left out rows that are named.
+_BLANK = ""  # The text of a blank line among the rows.
 
 
 @dataclass
 class _LeftOut:
-    """How many rows were left out for one reason, and the first of them."""
+    """The number of rows left out for one reason, and the first of them."""
 
     count: int = 0
     rows: list[int] = field(default_factory=list)
 
 
 @dataclass
-class RowSorter:
-    """Sorts rows into documents and reasons for leaving them out."""
+class RowCollector:
+    """Turns rows into documents, and counts the rows left out by reason."""
 
     name: str
     column: str | None
@@ -44,7 +44,7 @@ class RowSorter:
     left_out: dict[str, _LeftOut] = field(default_factory=dict)
 
     def take(self, row: int, value: object) -> Iterator[Document]:
-        """One row's text, or a reason for which it has none."""
+        """Yield the document of a row, or note why it has none."""
         if not isinstance(value, str):
             what = f"with something other than text in {self.column!r}" if self.column else "without text"
             self.leave(row, what, textless=True)
@@ -57,7 +57,7 @@ class RowSorter:
             yield Document(f"{self.name}:{row}", fold_newlines(value) if self.normalize_newlines else value)
 
     def leave(self, row: int, reason: str, *, textless: bool = False) -> None:
-        """A row that is left out, and why. textless: since there is no text in it, where it was looked for."""
+        """Leave out a row. textless: because its text column has no text."""
         self.textless += textless
         left = self.left_out.setdefault(reason, _LeftOut())
         left.count += 1
@@ -65,7 +65,7 @@ class RowSorter:
             left.rows.append(row)
 
     def finish(self, notes: list[str]) -> None:
-        """Says in `notes` what was left out. Raises Unreadable when nothing is left."""
+        """Add notes on what was left out. Raises Unreadable when nothing is left."""
         if not self.found:
             where = f" in {self.column!r}" if self.column else ""
             seen = sum(left.count for left in self.left_out.values())
@@ -85,13 +85,13 @@ class RowSorter:
 def read_json(
     text: str, name: str, *, lines: bool, column: str | None, normalize_newlines: bool, notes: list[str]
 ) -> list[Document]:
-    """The text column of JSON rows.
+    """Return the text column of JSON rows.
 
-    lines: True for JSON lines; False for a file that may also hold one list, or one object. A row is an object with
-    the column, or a bare string. Without `column` it is guessed (and the guess noted): the only field that holds
-    strings, or the one called `text`. Raises Unreadable for broken JSON, with its line.
+    lines: whether these are JSON lines; otherwise the file may also contain one list, or one object. A row is an object
+    with the column, or a string. column: when None, the field `text` or the only one with strings, which is noted.
+    Raises Unreadable for broken JSON, with its line.
     """
-    # Inside JSON a line end within a string is always escaped, so these are only the ends of the lines.
+    # Newlines within JSON strings are escaped, so these are only the ends of lines.
     text = fold_newlines(text).removeprefix("\ufeff")
     numbered = list(json_lines(text.split("\n"))) if lines else json_any(text)
     column = json_column(numbered, column, notes)
@@ -101,33 +101,33 @@ def read_json(
 def json_documents(
     rows: Iterable[tuple[int, Any]], name: str, *, column: str | None, normalize_newlines: bool, notes: list[str]
 ) -> Iterator[Document]:
-    """The documents of numbered JSON rows, whose column `json_column` has found."""
-    sorter = RowSorter(name, column, normalize_newlines)
+    """Yield the documents of numbered JSON rows; column: as `json_column` returns it."""
+    collector = RowCollector(name, column, normalize_newlines)
     for number, row in rows:
         if not isinstance(row, dict):
-            yield from sorter.take(number, row)
+            yield from collector.take(number, row)
         elif column in row:
-            yield from sorter.take(number, row[column])
+            yield from collector.take(number, row[column])
         else:
-            sorter.leave(number, f"without {column!r}", textless=True)
-    sorter.finish(notes)
+            collector.leave(number, f"without {column!r}", textless=True)
+    collector.finish(notes)
 
 
 def json_lines(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """The rows of JSON lines with their numbers. Raises Unreadable for broken JSON, with its line."""
-    # Only LF ends a line here: a string may hold U+2028 and its like as they are.
+    """Yield the rows of JSON lines with their numbers. Raises Unreadable for broken JSON, with its line."""
+    # Only LF ends a line: strings may contain U+2028 and similar characters.
     blank = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip(" \t\n"):
             blank += 1
             continue
-        yield from ((number - back, _BLANK) for back in range(blank, 0, -1))  # Those at the end are no rows.
+        yield from ((number - back, _BLANK) for back in range(blank, 0, -1))  # Blank lines at the end are not rows.
         blank = 0
         yield number, _parse(line, number)
 
 
 def json_any(text: str) -> list[tuple[int, Any]]:
-    """The numbered rows of a file that holds JSON lines, one list, or one object. Raises Unreadable."""
+    """Return the numbered rows of a file of JSON lines, one list, or one object. Raises Unreadable."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -135,7 +135,7 @@ def json_any(text: str) -> list[tuple[int, Any]]:
         try:
             json.loads(first)
         except (ValueError, RecursionError):
-            _parse(text, 1)  # No JSON lines either: this raises, with the line where the whole breaks.
+            _parse(text, 1)  # Not JSON lines either: this raises, with the line of the error.
         return list(json_lines(text.split("\n")))
     return list(enumerate(whole, start=1)) if isinstance(whole, list) else [(1, whole)]
 
@@ -146,13 +146,13 @@ def _parse(text: str, line: int) -> Any:
     except json.JSONDecodeError as error:
         place = f"line {line + error.lineno - 1:,}, column {error.colno:,}"
         raise Unreadable(f"broken JSON at {place}: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # A number of thousands of digits; nesting without end.
+    except (ValueError, RecursionError) as error:  # A number of thousands of digits, or too deep nesting.
         reason = str(error).split(";")[0]
         raise Unreadable(f"broken JSON at line {line:,}: {reason}") from None
 
 
 def json_column(rows: Iterable[tuple[int, Any]], column: str | None, notes: list[str]) -> str | None:
-    """The field of JSON rows that holds the text: checked where it is given, else guessed; None without objects."""
+    """Return the text field of JSON rows, checked if given, else guessed; None without objects."""
     textual: dict[str, bool] = {}
     any_row = any_object = False
     for _, row in rows:
@@ -166,20 +166,18 @@ def json_column(rows: Iterable[tuple[int, Any]], column: str | None, notes: list
             return known_column(column, list(textual))
         return _guess([key for key, text in textual.items() if text], list(textual), notes)
     if column is not None and any_row:
-        raise Unreadable(
-            f"has no field {column!r}: none of its rows is an object with fields; leave --text-column away"
-        )
+        raise Unreadable(f"has no field {column!r}: none of its rows is an object with fields; leave out --text-column")
     return column
 
 
 def read_table(
     text: str, name: str, *, column: str | None, normalize_newlines: bool, notes: list[str], tabs: bool = False
 ) -> list[Document]:
-    """The text column of a table with a header; fields may be quoted and hold line ends.
+    """Return the text column of a table with a header; fields may be quoted and contain newlines.
 
-    The delimiter is the commonest of comma, semicolon and tab in the header (tabs: only tab); a header without any
-    is a table of one column. Without `column` it is guessed (and the guess noted): the column called `text`, or the
-    only one whose values are not all numbers. Raises Unreadable for quotes that do not close, with the line.
+    The delimiter is the most frequent of comma, semicolon and tab in the header (tabs: only tab); without any the table
+    has one column. column: when None, the column `text` or the only one whose values are not all numbers, which is
+    noted. Raises Unreadable for quotes that are not closed, with the line.
     """
     text = text.removeprefix("\ufeff")
     lines = io.StringIO(text.rstrip("\r\n"), newline="")
@@ -192,11 +190,11 @@ Records = Iterable[tuple[int, list[str]]]
 
 
 def table_column(records: Records, column: str | None, notes: list[str]) -> str:
-    """The column of a table that holds the text: checked where it is given, else guessed."""
+    """Return the text column of a table, checked if given, else guessed."""
     rows = iter(records)
     first, second = next(rows, None), next(rows, None)
     if first is None or second is None:
-        raise Unreadable("has a header at most, and no rows")
+        raise Unreadable("has no rows")
     header = [cell.strip() for cell in first[1]]
     if column is not None:
         known_column(column, header)
@@ -213,25 +211,25 @@ def table_column(records: Records, column: str | None, notes: list[str]) -> str:
 def table_documents(
     records: Records, name: str, *, column: str, normalize_newlines: bool, notes: list[str]
 ) -> Iterator[Document]:
-    """The documents of a table's records, whose column `table_column` has found."""
+    """Yield the documents of the records of a table; column: as `table_column` returns it."""
     rows = iter(records)
     header = [cell.strip() for cell in next(rows)[1]]
     place = header.index(column)
-    sorter = RowSorter(name, column, normalize_newlines)
+    collector = RowCollector(name, column, normalize_newlines)
     for number, cells in rows:
         if len(cells) > len(header):
-            sorter.leave(number, f"with more cells than the header's {len(header)}")
+            collector.leave(number, f"with more cells than the header's {len(header)}")
         elif not cells:
-            yield from sorter.take(number, _BLANK)
+            yield from collector.take(number, _BLANK)
         elif place < len(cells):
-            yield from sorter.take(number, cells[place])
+            yield from collector.take(number, cells[place])
         else:
-            sorter.leave(number, f"without {column!r}")
-    sorter.finish(notes)
+            collector.leave(number, f"without {column!r}")
+    collector.finish(notes)
 
 
 def table_delimiter(text: str, tabs: bool) -> str:
-    """The delimiter of a table, which its header decides."""
+    """Return the delimiter of a table, found in its header."""
     header: list[str] = []
     quoted = False
     for character in text.lstrip("\r\n"):
@@ -248,8 +246,8 @@ def table_delimiter(text: str, tabs: bool) -> str:
 
 
 def table_records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The records of a table from its lines with their ends, numbered; blank ones before the header are left out."""
-    limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # The module's own limit is 131,072 characters a field.
+    """Yield the numbered records of a table from its lines; blank ones before the header are left out."""
+    limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # The default limit is 131,072 characters per field.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     begin, header = 1, False
     try:
@@ -266,7 +264,7 @@ def table_records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, l
 
 
 def known_column(column: str, columns: list[str]) -> str:
-    """The column, if it is there. Raises Unreadable, with the nearest, if not."""
+    """Return the column if it exists. Raises Unreadable, with a suggestion, otherwise."""
     if column not in columns:
         raise Unreadable(f"has no column {column!r} among {some(columns)}{did_you_mean(column, columns)}")
     return column
@@ -278,9 +276,9 @@ def _guess(textual: list[str], columns: list[str], notes: list[str]) -> str:
     if len(called_text or candidates) == 1:
         column = next(iter(called_text or candidates))
     elif candidates:
-        raise Unreadable(f"which column is the text? --text-column NAME says it: {some(candidates)}")
+        raise Unreadable(f"which column is the text? Give --text-column NAME: {some(candidates)}")
     else:
-        raise Unreadable(f"none of its columns holds text: {some(columns)}")
+        raise Unreadable(f"none of its columns contains text: {some(columns)}")
     if len(columns) > 1:
         notes.append(f"the text is taken from {column!r}, a guess; --text-column NAME takes another")
     return column

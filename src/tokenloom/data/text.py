@@ -1,4 +1,4 @@
-"""Reading text as people have it: a file, a folder, standard input, rows of a table, or a built-in data set."""
+"""Read text: a file, a folder, standard input, rows of a table, or a built-in data set."""
 
 import gzip
 import os
@@ -28,8 +28,8 @@ TABLE_ENDINGS = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
-class How:
-    """The options of one reading, as in `read_text`."""
+class ReadOptions:
+    """The options of `read_text`."""
 
     encoding: str
     normalize_newlines: bool
@@ -43,32 +43,32 @@ def read_text(
     normalize_newlines: bool = True,
     text_column: str | None = None,
 ) -> TextData:
-    """Text from whatever `source` names.
+    """Read text. source:
 
-    - the name of a built-in data set (`shakespeare`; a file of that name is reached as `./shakespeare`);
+    - the name of a built-in data set (`shakespeare`; a file of that name is `./shakespeare`);
     - `-`: standard input, one document;
-    - a file of plain text, whatever its ending: one document;
-    - `.jsonl`, `.ndjson`, `.json`, `.csv`, `.tsv`: a document a row, the text from `column` (guessed, and the guess
-      noted, where one column is called `text` or only one holds text);
+    - a file of plain text, with any ending: one document;
+    - `.jsonl`, `.ndjson`, `.json`, `.csv`, `.tsv`: a document per row, from `text_column` (when not given, the column
+      `text` or the only one with text, which is noted);
     - any of these compressed with gzip (`.gz`);
-    - a folder: all its text files, recursively, in the order of their paths. Hidden files, links to folders,
-      binaries, empty files and whatever else is no text are left out and listed in `skipped`.
+    - a folder: all its text files, recursively, sorted by path. Hidden files, links to folders, binaries, empty files
+      and other files without text are left out, and listed in `skipped`.
 
-    encoding: of files and standard input. newlines: `fold` turns CRLF and CR into LF and drops a byte-order mark;
-    `keep` leaves every character as it is.
+    encoding: of files and standard input. normalize_newlines: convert CRLF and CR to LF and remove a byte-order mark;
+    otherwise every character is kept.
 
-    Raises UserError, naming the file, for a path that does not exist, no text, bytes in another encoding (with the
-    byte offset), binaries, broken rows (with the line), an unknown encoding or column.
+    Raises UserError, naming the file, for a path that does not exist, no text, undecodable bytes (with the offset),
+    binaries, broken rows (with the line), and an unknown encoding or column.
     """
     check_encoding(encoding)
-    how = How(encoding, normalize_newlines, text_column)
+    how = ReadOptions(encoding, normalize_newlines, text_column)
     given = os.fspath(source)
     if given == "-":
         return _standard_input(how)
     if isinstance(source, str) and given in registry.names():
         return _built_in(given, how)
     if not given:
-        raise UserError("the data have no name: give a file, a folder, - or a built-in data set")
+        raise UserError("no data given: give a file, a folder, - or a built-in data set")
     path = Path(given)
     try:
         mode = path.stat().st_mode
@@ -87,7 +87,7 @@ def read_text(
     return TextData(documents, documented, name=name, notes=[f"{name}: {note}" for note in notes])
 
 
-def _standard_input(how: How) -> TextData:
+def _standard_input(how: ReadOptions) -> TextData:
     if how.text_column is not None:
         raise UserError(
             f"--text-column {how.text_column} does not apply to standard input, which is read as plain text"
@@ -99,7 +99,7 @@ def _standard_input(how: How) -> TextData:
     return TextData([Document("-", text)], name="standard input")
 
 
-def _built_in(name: str, how: How) -> TextData:
+def _built_in(name: str, how: ReadOptions) -> TextData:
     for option, value in (("text-column", how.text_column), ("encoding", how.encoding)):
         if value not in (None, "utf-8"):
             raise UserError(f"--{option} {value} does not apply to the built-in data set {name!r}")
@@ -111,7 +111,7 @@ def _built_in(name: str, how: How) -> TextData:
 
 
 def no_such(given: str) -> str:
-    """What to say where nothing is found under a name that was given."""
+    """Return the message for a name under which nothing is found."""
     parent = Path(given).parent
     try:
         beside = {str(parent / name): name for name in os.listdir(parent)}
@@ -135,12 +135,12 @@ def _next_part(folder: Path, path: Path) -> str:
     return path.parts[len(folder.parts)] if len(path.parts) > len(folder.parts) else str(path)
 
 
-def _folder(root: Path, how: How) -> TextData:
+def _folder(root: Path, how: ReadOptions) -> TextData:
     documents: list[Document] = []
     skipped: list[tuple[str, str]] = []
     notes: dict[str, list[str]] = {}
     tables = 0
-    # By the parts of the path, so that what lies in one folder stays together whatever its name sorts beside.
+    # Sorted by the parts of the path, so that the files of a folder stay together.
     for relative, problem in sorted(walk(root), key=lambda found: Path(found[0]).parts):
         name = printable_path(relative)
         if problem is not None:
@@ -148,7 +148,7 @@ def _folder(root: Path, how: How) -> TextData:
             continue
         remarks: list[str] = []
         try:
-            # Plain files have no columns, and that is no mistake in a folder that also holds tables.
+            # In a folder with tables, plain files may have no columns.
             found, rows = _file(root / relative, name, how, remarks, strict_column=False)
         except Unreadable as error:
             skipped.append((name, str(error)))
@@ -159,7 +159,8 @@ def _folder(root: Path, how: How) -> TextData:
                 notes.setdefault(remark, []).append(name)
     if how.text_column is not None and not tables and documents:
         raise UserError(
-            f"--text-column {how.text_column} does not apply: {shown_path(str(root))} contains plain text and no table with that column"
+            f"--text-column {how.text_column} does not apply: {shown_path(str(root))} contains plain text and no"
+            " table with that column"
         )
     if not documents:
         if not skipped:
@@ -167,13 +168,13 @@ def _folder(root: Path, how: How) -> TextData:
         reasons = some((f"{name} ({reason})" for name, reason in skipped), 3)
         entries = counted(len(skipped), "entry", "entries")
         raise UserError(f"{shown_path(str(root))} contains no readable text: {entries} skipped: {reasons}")
-    told = [f"{some(files, 3)}: {remark}" for remark, files in notes.items()]
+    all_notes = [f"{some(files, 3)}: {remark}" for remark, files in notes.items()]
     name = printable_path(root.resolve().name or str(root))
-    return TextData(documents, True, name=name, skipped=skipped, notes=told)
+    return TextData(documents, True, name=name, skipped=skipped, notes=all_notes)
 
 
 def walk(root: Path) -> Iterator[tuple[str, str | None]]:
-    """(relative path, None) for every file; (relative path, reason) for what is not looked into."""
+    """Yield (relative path, None) for every file, and (relative path, reason) for what is left out."""
     errors: list[OSError] = []
     for folder, folders, files in os.walk(root, onerror=errors.append):
         here = Path(folder).relative_to(root)
@@ -185,7 +186,7 @@ def walk(root: Path) -> Iterator[tuple[str, str | None]]:
             elif os.path.islink(os.path.join(folder, name)):
                 yield relative, "a link to a folder"  # os.walk does not follow it.
         for name in files:
-            # A pipe would keep us waiting, and a link may lead nowhere.
+            # Reading a pipe would block, and a link may be broken.
             problem = None if os.path.isfile(os.path.join(folder, name)) else "neither a file nor a folder"
             yield (here / name).as_posix(), "hidden" if name.startswith(".") else problem
     for error in errors:
@@ -193,14 +194,14 @@ def walk(root: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def _file(
-    path: Path, name: str, how: How, notes: list[str], *, strict_column: bool = True
+    path: Path, name: str, how: ReadOptions, notes: list[str], *, strict_column: bool = True
 ) -> tuple[list[Document], bool]:
-    """The documents of one file, and whether its borders mean something. Raises Unreadable."""
+    """Return the documents of a file, and whether the borders between them mean something. Raises Unreadable."""
     raw, ending = raw_of(path)
     if ending not in JSON_ENDINGS + TABLE_ENDINGS:
         if how.text_column is not None and strict_column:
             raise Unreadable(
-                f"plain text has no column {how.text_column!r}: leave --text-column away, or give a file that ends in"
+                f"plain text has no column {how.text_column!r}: leave out --text-column, or give a file that ends in"
                 " .jsonl, .json, .csv or .tsv"
             )
         return [Document(name, _plain(raw, how))], False
@@ -216,7 +217,7 @@ def _file(
     ), True
 
 
-def _plain(raw: bytes, how: How) -> str:
+def _plain(raw: bytes, how: ReadOptions) -> str:
     return _some_text(decode(raw, how.encoding, how.normalize_newlines), raw)
 
 
@@ -229,7 +230,7 @@ def _some_text(text: str, raw: bytes) -> str:
 
 
 def raw_of(path: Path) -> tuple[bytes, str]:
-    """The bytes of a file, unzipped where it is compressed, and its name's ending without .gz. Raises Unreadable."""
+    """Return the decompressed bytes of a file, and the ending of its name without .gz. Raises Unreadable."""
     raw, bare = _bytes(path), path.name.lower()
     if bare.endswith(".gz"):
         bare, raw = bare.removesuffix(".gz"), _unzipped(raw)
@@ -250,20 +251,20 @@ def _unzipped(raw: bytes) -> bytes:
     try:
         return gzip.decompress(raw)
     except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(f"a damaged gzip file, or none at all: {error}") from None
+        raise Unreadable(f"damaged, or not a gzip file: {error}") from None
 
 
 def reason_of(error: OSError | ValueError) -> str:
-    """Why something went wrong with a file, in a few words."""
+    """Return the reason of an error of a file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def shown_path(path: str) -> str:
-    """A path as a message shows it: on one line, and not without end."""
+    """Return a path as messages show it: on one line, abbreviated."""
     short = path if len(path) <= 200 else f"{path[:100]} … {path[-60:]}"
     return repr(short)
 
 
 def printable_path(path: str) -> str:
-    """A path as valid Unicode: bytes of file names that are not UTF-8 are written out as \\xNN."""
+    """Return a path as valid Unicode; bytes that are not UTF-8 become \\xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

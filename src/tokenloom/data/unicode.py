@@ -1,4 +1,4 @@
-"""From bytes to text without guessing: UTF-8 unless another encoding is asked for, a plain word on anything else."""
+"""Decode bytes to text without guessing: UTF-8 unless another encoding is given, and errors that say what to do."""
 
 import codecs
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from encodings.aliases import aliases
 from tokenloom.errors import UserError
 from tokenloom.utils.names import did_you_mean
 
-# The longer marks first: UTF-32's little-endian mark begins with UTF-16's.
+# Longer marks first: the little-endian mark of UTF-32 starts with that of UTF-16.
 _OTHER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -20,11 +20,11 @@ _SUCH_AS = "a name such as utf-8, utf-16, latin-1 or cp1252"
 
 
 class Unreadable(Exception):
-    """Why a file cannot be read as text; the caller knows the file's name and puts it in front."""
+    """Why a file cannot be read as text; the caller adds the name of the file."""
 
 
 def check_encoding(encoding: str) -> str:
-    """Python's own name of an encoding, e.g. `utf-8` for `UTF8`. Raises UserError, with the nearest, if unknown."""
+    """Return Python's name of an encoding, e.g. `utf-8` for `UTF8`. Raises UserError, with a suggestion, if unknown."""
     try:
         name = codecs.lookup(encoding).name
     except (LookupError, ValueError):
@@ -36,22 +36,21 @@ def check_encoding(encoding: str) -> str:
         b"a".decode(encoding)
     except UnicodeError:
         return name
-    except LookupError:  # Some of Python's codecs (hex, rot13) are known, but are no writing of text as bytes.
-        raise UserError(f"{encoding!r} is no encoding of text (--encoding takes {_SUCH_AS})") from None
+    except LookupError:  # Some codecs (hex, rot13) are not encodings of text.
+        raise UserError(f"{encoding!r} is not an encoding of text (--encoding takes {_SUCH_AS})") from None
     return name
 
 
 def fold_newlines(text: str) -> str:
-    """CRLF and CR become LF. Nothing else changes."""
+    """Convert CRLF and CR to LF."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def decode(raw: bytes, encoding: str = "utf-8", normalize_newlines: bool = True) -> str:
-    """The text of some bytes.
+    """Decode bytes.
 
-    With `fold`, a byte-order mark is dropped and CRLF and CR become LF. With `keep`, nothing is touched: a UTF-8
-    file's text encodes to exactly the bytes it came from, its byte-order mark included. Raises Unreadable (with the
-    byte offset) for bytes that are not in this encoding and for binaries.
+    normalize_newlines: remove a byte-order mark, and convert CRLF and CR to LF. Otherwise a UTF-8 text encodes to
+    exactly the same bytes again. Raises Unreadable, with the byte offset, for undecodable bytes and binaries.
     """
     name = codecs.lookup(encoding).name
     if name == "utf-8":
@@ -73,15 +72,15 @@ def decode(raw: bytes, encoding: str = "utf-8", normalize_newlines: bool = True)
 
 
 def decode_blocks(blocks: Iterable[bytes], encoding: str = "utf-8", normalize_newlines: bool = True) -> Iterator[str]:
-    """`decode` for bytes that come in blocks: the same text in pieces, and the same words on what cannot be read."""
+    """`decode` for blocks of bytes: yield the same text in blocks, with the same errors."""
     pieces = _decoded(blocks, encoding)
-    return pieces if not normalize_newlines else _folded(pieces)
+    return pieces if not normalize_newlines else _normalized(pieces)
 
 
 def _decoded(blocks: Iterable[bytes], encoding: str) -> Iterator[str]:
     name = codecs.lookup(encoding).name
     if codecs.lookup(encoding).incrementaldecoder is None:
-        raise Unreadable(f"{encoding} cannot be read in pieces; convert it to utf-8")
+        raise Unreadable(f"{encoding} cannot be decoded in blocks; convert it to utf-8")
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = lines = characters = 0
     for raw, last in _with_last(blocks):
@@ -110,7 +109,7 @@ def _with_last(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
     yield b"", True
 
 
-def _folded(pieces: Iterable[str]) -> Iterator[str]:
+def _normalized(pieces: Iterable[str]) -> Iterator[str]:
     first, held = True, ""
     for piece in pieces:
         if first and piece:
@@ -127,7 +126,7 @@ def _zero(encoding: str, place: int) -> Unreadable:
 
 
 def _refuse_other_than_utf8(raw: bytes, offset: int = 0) -> None:
-    """offset: how many bytes of the file have come before, all of them good."""
+    """offset: number of bytes of the file before these."""
     for mark, name in _OTHER_MARKS:
         if not offset and raw.startswith(mark):
             raise Unreadable(
@@ -144,9 +143,9 @@ def _refuse_other_than_utf8(raw: bytes, offset: int = 0) -> None:
 
 
 def _unmarked_utf16(head: bytes) -> str | None:
-    """Text in European scripts has a zero in every second byte of UTF-16; on which side tells the byte order."""
+    """Guess UTF-16 without a mark: text in European scripts then has a zero in every second byte."""
     pairs = len(head) // 2
-    if pairs < 4:  # Too little to tell from a binary file.
+    if pairs < 4:  # Too short to distinguish from a binary file.
         return None
     even, odd = head[0 : 2 * pairs : 2].count(0) / pairs, head[1 : 2 * pairs : 2].count(0) / pairs
     if odd > 0.7 and even < 0.1:

@@ -32,7 +32,7 @@ from tokenloom.data.tables import (
 from tokenloom.data.text import (
     JSON_ENDINGS,
     TABLE_ENDINGS,
-    How,
+    ReadOptions,
     no_such,
     printable_path,
     read_text,
@@ -106,7 +106,7 @@ def open_text(
     standard_input: a file with its content, for the source `-`.
     """
     check_encoding(encoding)
-    how = How(encoding, normalize_newlines, text_column)
+    how = ReadOptions(encoding, normalize_newlines, text_column)
     given = os.fspath(source)
     if given == "-":
         if text_column is not None or standard_input is None:
@@ -135,13 +135,13 @@ def open_text(
     return StreamedText([file], file.name, file.rows, given=shown_path(given))
 
 
-def _folder(root: Path, how: How) -> StreamedText:
+def _folder(root: Path, how: ReadOptions) -> StreamedText:
     shown = shown_path(str(root))
     entries: list[Source] = []
     skipped: list[tuple[str, str]] = []
     for relative, problem in sorted(walk(root), key=lambda found: Path(found[0]).parts):
         if problem is None:
-            # Plain files have no columns, and that is no mistake in a folder that also holds tables.
+            # In a folder with tables, plain files may have no columns.
             entries.append(_File(root / relative, printable_path(relative), how, strict_column=False))
         else:
             skipped.append((printable_path(relative), problem))
@@ -182,7 +182,7 @@ class _Loaded:
 class _File:
     """A file of text or of rows, perhaps compressed."""
 
-    def __init__(self, path: Path, name: str, how: How, *, strict_column: bool = True) -> None:
+    def __init__(self, path: Path, name: str, how: ReadOptions, *, strict_column: bool = True) -> None:
         self.path, self.name, self.how = path, name, how
         self._strict = strict_column
         bare = path.name.lower()
@@ -202,8 +202,8 @@ class _File:
         if not self.rows:
             if self.how.text_column is not None and self._strict:
                 raise Unreadable(
-                    f"plain text has no column {self.how.text_column!r}: leave --text-column away, or give a file that ends in"
-                    " .jsonl, .json, .csv or .tsv"
+                    f"plain text has no column {self.how.text_column!r}: leave out --text-column, or give a file"
+                    " that ends in .jsonl, .json, .csv or .tsv"
                 )
             yield (
                 self.name,
@@ -240,8 +240,8 @@ class _File:
         how = self.how
         if self.size > MAX_JSON_BYTES:
             raise Unreadable(
-                f"a JSON file of {self.size:,} bytes; at most {MAX_JSON_BYTES:,} are read; JSON lines (.jsonl) may be of"
-                " any size"
+                f"a JSON file of {self.size:,} bytes; at most {MAX_JSON_BYTES:,} are read; JSON lines (.jsonl) may be"
+                " of any size"
             )
         raw = b"".join(self._blocks(advance))
         text = "".join(self._some_text(iter([decode(raw, how.encoding, False)])))
@@ -297,10 +297,10 @@ class _File:
                     yield block
         except OSError as error:
             if isinstance(error, gzip.BadGzipFile):
-                raise Unreadable(f"a damaged gzip file, or none at all: {error}") from None
+                raise Unreadable(f"damaged, or not a gzip file: {error}") from None
             raise Unreadable(f"cannot be read: {reason_of(error)}") from None
         except (EOFError, zlib.error) as error:
-            raise Unreadable(f"a damaged gzip file, or none at all: {error}") from None
+            raise Unreadable(f"damaged, or not a gzip file: {error}") from None
 
 
 def _table_lines(pieces: Iterable[str]) -> Iterator[str]:

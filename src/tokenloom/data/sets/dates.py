@@ -1,4 +1,4 @@
-"""Dates written out in English, and the same in another language or in figures: endless, exact, and soon learned."""
+"""Dates in English, with the same date in another language or in ISO 8601."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENGLISH = ("en_US", "en_GB")
 
 
 def dates(locale: str | None) -> PairData:
-    """6,000 different dates of the years 1900 to 2099, a pair each; the day's id is that of the pair.
+    """Return 6,000 distinct dates of the years 1900 to 2099, one pair each.
 
     Each is written in English (American or British, with the day of the week or without), and in the same way in the
     language `locale`; None stands for ISO 8601, 2021-03-03. Which dates, and how each is written, never changes; the

@@ -1,4 +1,4 @@
-"""Images: handwritten digits of two sizes, clothes, and emoji drawn from a font."""
+"""Images: handwritten digits in two sizes, clothes, and emoji drawn from a font."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ _EMOJI_SIDE, _EMOJI_POINTS = 72, 52
 
 
 def _digits(_: Sequence[Path]) -> ImageData:
-    """Values 0 … 16 as 0 … 255."""
+    """Return images with values 0 … 16 scaled to 0 … 255."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -41,7 +41,7 @@ def _mnist(paths: Sequence[Path]) -> ImageData:
 
 
 def idx(raw: bytes) -> NDArray[np.uint8]:
-    """An array in the IDX format, of bytes: two zeros, 8, the number of dimensions, their sizes, the values."""
+    """Decode an array in the IDX format: two zeros, 8, the number of dimensions, their sizes, the values."""
     zeros, kind, dimensions = struct.unpack_from(">HBB", raw)
     if zeros or kind != 8:
         raise UserError(f"no IDX file of bytes: it begins {raw[:4]!r}")
@@ -63,7 +63,7 @@ def _fashion(paths: Sequence[Path]) -> ImageData:
 
 
 def _emoji(paths: Sequence[Path]) -> ImageData:
-    """What is one code point, drawn in color on white; an id is the code point and the English name."""
+    """Draw the emoji of one code point in color on white; an id is the code point and the English name."""
     PIL = pillow()
     from PIL import ImageDraw, ImageFont
 

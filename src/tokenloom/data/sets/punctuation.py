@@ -1,4 +1,4 @@
-"""Words of Shakespeare's plays, to be given back their punctuation and capitals."""
+"""Words of Shakespeare's plays, labeled with their punctuation and capitals."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ def _speeches(paths: Sequence[Path]) -> TaggedData:
 
 
 def without_names(play: str) -> str:
-    """A play without the first line of each speech, which names the speaker."""
+    """Return a play without the first line of each speech, which names the speaker."""
     return "\n\n".join(speech.partition("\n")[2] for speech in play.split("\n\n"))
 
 

@@ -1,4 +1,4 @@
-"""Text and code that every CPython brings along: nothing to fetch. Their contents differ between versions of Python."""
+"""Text and code that come with CPython; the content depends on the version of Python."""
 
 import os
 import platform

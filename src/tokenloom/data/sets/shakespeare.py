@@ -1,4 +1,4 @@
-"""Shakespeare's plays: all 38 with their borders, and the well-known small sample."""
+"""Shakespeare's plays: all 38 as documents, and the common small sample."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ _SPEAKER = re.compile(r"\*\*(.+)\*\*\s*")
 
 
 def speeches(markdown: str) -> str:
-    """A play in Markdown as speeches, each `Name:`, its lines, and a blank line.
+    """Convert a play in Markdown to speeches: `Name:`, the lines, and a blank line.
 
     A line `**Name**` opens a speech. Lines that begin with `#` (headings) or `_` (stage directions) are left out, and
     so is what stands before the first speech. Only the first line of a direction is told apart so: the rest of a
@@ -29,7 +29,7 @@ def speeches(markdown: str) -> str:
 
 
 def plays(archive: Path) -> Iterator[tuple[str, str]]:
-    """(genre/play, its speeches) for each play in the edition's package."""
+    """Yield (genre/play, its speeches) for each play in the package."""
     for name, raw in members(archive, f"{_FOLDER}*/*.md"):
         yield name.removeprefix(_FOLDER).removesuffix(".md"), speeches(raw.decode())
 

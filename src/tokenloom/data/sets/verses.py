@@ -53,7 +53,7 @@ def _verses(paths: Sequence[Path]) -> PairData:
 
 
 def _aligned(one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
-    """Each verse's name and its texts with their tags; both Bibles count their verses in the same way."""
+    """Yield the name and the tagged texts of each verse; both Bibles number verses in the same way."""
     for books in one.get_structure().get_books().values():
         for book in books:
             names = [f"{book.name} {c}:{v}" for c, n in enumerate(book.chapter_lengths, 1) for v in range(1, n + 1)]
@@ -62,7 +62,7 @@ def _aligned(one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def plain(marked: str) -> str:
-    """A verse without tags, notes, headings and paragraph signs, and with single spaces."""
+    """Return a verse without tags, notes, headings and paragraph signs, with single spaces."""
     return " ".join(_TAG.sub("", _APART.sub("", marked)).replace("¶", " ").split())
 
 

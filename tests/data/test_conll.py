@@ -57,7 +57,7 @@ def test_universal_columns(tmp_path: Path) -> None:
         ("only\nwords\n", None, r"row 1 has one column.*--labels punctuation"),
         ("a X\n", Columns(label=3), r"--label-column 3: .*columns 1 to 2"),
         ("a X\n", Columns(word=2), r"--token-column 2 and --label-column 2 are the same"),
-        ("-DOCSTART- O\n", None, r"there are no words"),
+        ("-DOCSTART- O\n", None, r"contains no words"),
     ],
 )
 def test_what_cannot_be_read_is_named_by_row(tmp_path: Path, text: str, columns: Columns | None, message: str) -> None:
@@ -139,7 +139,7 @@ def test_speeches_lose_the_names_of_their_speakers() -> None:
 
 def test_what_looks_like_labeled_words() -> None:
     assert looks_tagged("x/train.CONLL") == "CoNLL columns"
-    assert looks_tagged("punctuation") == "words with a label each"
+    assert looks_tagged("punctuation") == "labeled words"
     assert looks_tagged("shakespeare") is None
     assert looks_tagged("notes.txt") is None
     assert registry.find("punctuation").held_out == registry.find("shakespeare").held_out

@@ -66,7 +66,7 @@ def test_encoding_names() -> None:
         "utf9": "'utf-8'",
         "lattin-1": "'latin-1'",
         "koi8-rr": "'koi8-r'",
-        "hex": "no encoding of text",
+        "hex": "not an encoding of text",
     }.items():
         with pytest.raises(UserError, match=word):
             check_encoding(given)

@@ -165,7 +165,7 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
     assert ("bad/.hidden", "hidden") in data.skipped
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat/a.txt").write_text("x", "utf-8")
-    with pytest.raises(UserError, match="no folder in it holds text"):
+    with pytest.raises(UserError, match="no folder in it contains text"):
         read_labeled(str(tmp_path / "flat"))
 
 

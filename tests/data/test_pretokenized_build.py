@@ -60,7 +60,8 @@ CHILD = """
 import sys
 from tokenloom.data.pretokenized import TokenizationSettings
 from tokenloom.data.pretokenized.build import tokenize
-tokenize(sys.argv[1], sys.argv[2], TokenizationSettings(tokenizer="byte-bpe", vocab_size=600, shard_bytes=100_000), workers=2)
+settings = TokenizationSettings(tokenizer="byte-bpe", vocab_size=600, shard_bytes=100_000)
+tokenize(sys.argv[1], sys.argv[2], settings, workers=2)
 """
 
 

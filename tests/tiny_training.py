@@ -30,7 +30,7 @@ class NextToken:
     def __init__(self, hook: Callable[[nn.Module, Batch], None] | None = None) -> None:
         self.hook = hook
 
-    def collate(self, samples: list[Any], moment: BatchContext) -> Batch:
+    def collate(self, samples: list[Any], context: BatchContext) -> Batch:
         rows = [torch.tensor(row) for row in samples]
         ids, real = pad([row[:-1] for row in rows])
         targets, _ = pad([row[1:] for row in rows], fill=IGNORE)

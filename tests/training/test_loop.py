@@ -162,7 +162,7 @@ def test_micro_batches_drop_out_differently() -> None:
 class TwoTerms(NextToken):
     """A main loss with half of its targets, a second one, and a term that is only measured."""
 
-    def collate(self, samples: Any, moment: BatchContext) -> Batch:
+    def collate(self, samples: Any, context: BatchContext) -> Batch:
         batch = super().collate(samples, moment)
         targets = batch.targets["loss"]
         return Batch(batch.streams, {"main": targets.masked_fill(targets % 2 == 0, IGNORE), "side": targets})
@@ -242,7 +242,7 @@ def test_a_micro_batch_without_targets_adds_nothing() -> None:
 
 def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
     class Blind(NextToken):
-        def collate(self, samples: Any, moment: BatchContext) -> Batch:
+        def collate(self, samples: Any, context: BatchContext) -> Batch:
             batch = super().collate(samples, moment)
             return batch if moment.training else without_targets(batch)
 

@@ -135,18 +135,6 @@ def tasks(**given: Any) -> None:
     show_tasks(given)
 
 
-# Actions of tasks that do not declare them under `@action` yet.
-UNDECLARED = {
-    "predict": "Predict with RUN: a label, tags, a translation, the masked word.",
-    "reconstruct": "Encode and decode images with RUN of image-tokenizer.",
-    "export": "Write RUN of word-vectors in a format that other programs read.",
-    "inspect attention": "",
-    "inspect embeddings": "",
-    "inspect neighbors": "",
-    "inspect analogy": "",
-}
-
-
 def _inspect(names: Sequence[str]) -> Callable[..., Any]:
     def inspect(run: RUN, what: WHAT = None, /, **given: Any) -> None:
         from tokenloom.cli.use import inspect_run
@@ -194,7 +182,7 @@ def make_app(tokens: Sequence[str]) -> App:
     rest = list(tokens[tokens.index(command) + 1 :]) if command else []
     groups = {name: Group(name, sort_key=place) for place, name in enumerate(COMMANDS)}
     named = {f.__name__: (f, group) for group, functions in COMMANDS.items() for f in functions}
-    actions = {**UNDECLARED, **declared_actions()}
+    actions = declared_actions()
     inspections = sorted(name.removeprefix(INSPECT) for name in actions if name.startswith(INSPECT))
     named["inspect"] = _inspect(inspections), "Look inside"
     for name, help in actions.items():

@@ -36,10 +36,10 @@ class Drawn(TextWindows):
 def prepared(bench: Bench, **settings: Any) -> tuple[TextGeneration, TextWindows, TextWindows]:
     """A task on the corpus, its training part and its validation part."""
     task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
-    material = task.load(CORPUS)
-    assert isinstance(material.train, TextWindows)
-    assert isinstance(material.validation, TextWindows)
-    return task, material.train, material.validation
+    prepared = task.load(CORPUS)
+    assert isinstance(prepared.train, TextWindows)
+    assert isinstance(prepared.validation, TextWindows)
+    return task, prepared.train, prepared.validation
 
 
 def counted(bench: Bench, *, running: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
@@ -50,12 +50,12 @@ def counted(bench: Bench, *, running: bool = False, both: bool = False, **settin
 
     def made() -> tuple[TextGeneration, TextWindows, TextWindows]:
         task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
-        material = task.load(CORPUS)
-        assert material.fit is not None
-        task.model = material.fit()
-        assert isinstance(material.train, TextWindows)
-        assert isinstance(material.validation, TextWindows)
-        return task, material.train, material.validation
+        prepared = task.load(CORPUS)
+        assert prepared.fit is not None
+        task.model = prepared.fit()
+        assert isinstance(prepared.train, TextWindows)
+        assert isinstance(prepared.validation, TextWindows)
+        return task, prepared.train, prepared.validation
 
     task, training, held = bench.shared(("counted", *sorted(settings.items())), made) if running else made()
     if running:

@@ -210,7 +210,7 @@ class _NextToken:
 
     metrics = (Metric("loss", "nats/token", "lower"),)
 
-    def collate(self, samples: Any, moment: BatchContext) -> Batch:
+    def collate(self, samples: Any, context: BatchContext) -> Batch:
         raise NotImplementedError("a timed step uses random ids")
 
     def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:

@@ -18,17 +18,20 @@ def task_names() -> list[str]:
 def declared_actions() -> dict[str, str]:
     """Return the actions of the built-in tasks, name → help text, from their source alone.
 
-    A method under `@action(Options)` is an action: see `tokenloom.tasks.base.action`. Of an action that several tasks
-    declare, the first help text counts.
+    A method under `@action(Options)` is an action: see `tokenloom.tasks.base.action`. An action that several tasks
+    declare has the help texts of all, such as "Give texts a label; classify image files."
     """
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = path.read_text("utf-8")
         if "@action(" in text:
             for method in ast.walk(ast.parse(text)):
                 if isinstance(method, ast.FunctionDef) and (name := _action_name(method)):
-                    found[name] = found.get(name) or (ast.get_docstring(method) or "").partition("\n")[0]
-    return found
+                    text = (ast.get_docstring(method) or "").partition("\n")[0].rstrip(".")
+                    found[name] = [*found.get(name, []), *([text] if text else [])]
+    return {
+        name: "; ".join([*texts[:1], *(one[0].lower() + one[1:] for one in texts[1:])]) for name, texts in found.items()
+    }
 
 
 def _action_name(method: ast.FunctionDef) -> str:

@@ -203,7 +203,7 @@ class TextDecoderTask(Task):
 
     @action(GenerateOptions, example=lambda task: {"max_new_tokens": EXAMPLE_TOKENS})
     def _generate(self, options: GenerateOptions, show: Show) -> dict[str, Any]:
-        """Generate new data with RUN."""
+        """Continue a text."""
         prompt = _standard_input() if options.prompt == "-" else options.prompt
         ids, notes = self.prompt_ids(prompt)
         given = self._options({name: value for name, value in asdict(options).items() if name != "prompt"})
@@ -222,7 +222,7 @@ class TextDecoderTask(Task):
 
     @action(ScoreOptions, name="score")
     def _score_action(self, options: ScoreOptions, show: Show) -> dict[str, Any]:
-        """Print the log-probability of given data under the model of RUN."""
+        """Print the log-probability of a text."""
         if not options.continuation:
             raise UserError("--continuation: give the text to score")
         start, notes = self.prompt_ids(options.prompt)

@@ -53,7 +53,7 @@ ADVICE = f"a lower {flag('lr')} or {flag('muon_lr')} may help"
 class Trainable(Protocol):
     """The part of a task that the loop uses."""
 
-    def collate(self, samples: Any, moment: BatchContext) -> Batch:
+    def collate(self, samples: Any, context: BatchContext) -> Batch:
         """Return samples as a batch of tensors, with masks and targets."""
         ...
 

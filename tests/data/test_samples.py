@@ -162,7 +162,7 @@ def test_samples_have_the_fingerprint_of_what_they_hold() -> None:
 
 
 def test_a_fingerprint_costs_little() -> None:
-    """A million ids, and a hundred thousand texts, in a moment."""
+    """A million ids, and a hundred thousand texts, in a context."""
     import time
 
     began = time.perf_counter()

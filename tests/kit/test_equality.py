@@ -407,8 +407,8 @@ def test_a_broken_path_is_noticed(subject: Subject, monkeypatch: pytest.MonkeyPa
 
 
 def _looking_at_neighbors(collate: Callable[..., Batch]) -> Callable[..., Batch]:
-    def wrong(self: Task, samples: Any, moment: BatchContext) -> Batch:
-        batch = collate(self, samples, moment)
+    def wrong(self: Task, samples: Any, context: BatchContext) -> Batch:
+        batch = collate(self, samples, context)
         for stream in batch.streams.values():
             if stream.ids is not None and len(stream.ids) > 1:
                 stream.ids = stream.ids.roll(1, 0)

@@ -142,8 +142,8 @@ def test_hidden_tokens_are_a_function_of_the_moment(run: tuple[Path, str]) -> No
     task: Any = tokenloom.load(run[0])
     samples = task.load(run[1]).train
     keys = samples.all()[:5]
-    moment = BatchContext(3, 7, keys)
-    batch = task.collate(samples.take(keys), moment)
+    context = BatchContext(3, 7, keys)
+    batch = task.collate(samples.take(keys), context)
     plain = task.collate(samples.take(keys), BatchContext(3, -1, keys))
     row, length = 2, len(samples.items[int(keys[2])][0])
     hidden = generator_for(3, 8, int(keys[row])).random(length) < 0.1

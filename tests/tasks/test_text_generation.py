@@ -33,12 +33,12 @@ SCRIPTS = {
 }
 
 
-def moment() -> BatchContext:
+def context() -> BatchContext:
     return BatchContext(0, -1, np.zeros(0, np.int64))
 
 
 def collated(task: TextGeneration, samples: TextWindows) -> Batch:
-    return task.collate(samples.take(samples.all()), moment())
+    return task.collate(samples.take(samples.all()), context())
 
 
 # Any script.

@@ -24,8 +24,8 @@ from tokenloom.training.batches import (
 
 def noisy(samples: Any, context: BatchContext) -> Batch:
     """A collate in which each row draws its own noise, and which keeps the keys."""
-    noise = [[int(x) for x in moment.random(row).integers(1 << 60, size=3)] for row in range(len(samples))]
-    return Batch({"text": Stream(ids=torch.tensor(noise))}, {"loss": torch.from_numpy(moment.keys)})
+    noise = [[int(x) for x in context.random(row).integers(1 << 60, size=3)] for row in range(len(samples))]
+    return Batch({"text": Stream(ids=torch.tensor(noise))}, {"loss": torch.from_numpy(context.keys)})
 
 
 def made(**more: Any) -> Batches:

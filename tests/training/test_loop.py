@@ -163,7 +163,7 @@ class TwoTerms(NextToken):
     """A main loss with half of its targets, a second one, and a term that is only measured."""
 
     def collate(self, samples: Any, context: BatchContext) -> Batch:
-        batch = super().collate(samples, moment)
+        batch = super().collate(samples, context)
         targets = batch.targets["loss"]
         return Batch(batch.streams, {"main": targets.masked_fill(targets % 2 == 0, IGNORE), "side": targets})
 
@@ -243,8 +243,8 @@ def test_a_micro_batch_without_targets_adds_nothing() -> None:
 def test_a_validation_part_without_targets_is_no_loss_of_zero() -> None:
     class Blind(NextToken):
         def collate(self, samples: Any, context: BatchContext) -> Batch:
-            batch = super().collate(samples, moment)
-            return batch if moment.training else without_targets(batch)
+            batch = super().collate(samples, context)
+            return batch if context.training else without_targets(batch)
 
     with pytest.raises(NoTargets, match="none of the 30 samples"):
         train(tiny_settings(), task=Blind(), batches=batches_of(tiny_settings()))

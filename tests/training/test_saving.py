@@ -264,7 +264,7 @@ def test_a_spoilt_weight_that_no_loss_shows_is_found_before_it_is_saved(tmp_path
 
     class Quiet(NextToken):
         def collate(self, samples: Any, context: BatchContext) -> Batch:
-            batch = super().collate(samples, moment)
+            batch = super().collate(samples, context)
             batch["text"].ids.clamp_(max=9)  # type: ignore[union-attr]
             return batch
 
@@ -349,9 +349,9 @@ def test_one_nan_in_the_data_stops_at_the_step_that_meets_it(tmp_path: Path) -> 
         importance = torch.ones(40)
 
         def collate(self, samples: list[Any], context: BatchContext) -> Batch:
-            batch = super().collate(samples, moment)
-            if moment.training:
-                batch.streams["importance"] = Stream(features=self.importance[list(moment.keys)][:, None, None])
+            batch = super().collate(samples, context)
+            if context.training:
+                batch.streams["importance"] = Stream(features=self.importance[list(context.keys)][:, None, None])
             return batch
 
         def compute_loss(self, model: nn.Module, batch: Batch) -> LossTerms:

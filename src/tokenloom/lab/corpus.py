@@ -36,29 +36,29 @@ class Drawn(TextWindows):
 def prepared(bench: Bench, **settings: Any) -> tuple[TextGeneration, TextWindows, TextWindows]:
     """A task on the corpus, its training part and its validation part."""
     task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
-    prepared = task.load(CORPUS)
-    assert isinstance(prepared.train, TextWindows)
-    assert isinstance(prepared.validation, TextWindows)
-    return task, prepared.train, prepared.validation
+    data = task.load(CORPUS)
+    assert isinstance(data.train, TextWindows)
+    assert isinstance(data.validation, TextWindows)
+    return task, data.train, data.validation
 
 
-def counted(bench: Bench, *, running: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
-    """What a counted model reaches on the drawn windows, or on the whole validation part with running context.
+def counted(bench: Bench, *, sliding: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
+    """What a counted model reaches on the drawn windows, or on the whole validation part with sliding context.
 
     both: its loss on windows drawn alike from the training part too, as "training_loss".
     """
 
     def made() -> tuple[TextGeneration, TextWindows, TextWindows]:
         task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
-        prepared = task.load(CORPUS)
-        assert prepared.fit is not None
-        task.model = prepared.fit()
-        assert isinstance(prepared.train, TextWindows)
-        assert isinstance(prepared.validation, TextWindows)
-        return task, prepared.train, prepared.validation
+        data = task.load(CORPUS)
+        assert data.fit is not None
+        task.model = data.fit()
+        assert isinstance(data.train, TextWindows)
+        assert isinstance(data.validation, TextWindows)
+        return task, data.train, data.validation
 
-    task, training, held = bench.shared(("counted", *sorted(settings.items())), made) if running else made()
-    if running:
+    task, training, held = bench.shared(("counted", *sorted(settings.items())), made) if sliding else made()
+    if sliding:
         return dict(task.evaluate(context="sliding"))
     found = dict(task.evaluate(samples=Drawn(held.ids, WINDOW)))
     if both:

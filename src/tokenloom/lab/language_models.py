@@ -174,7 +174,7 @@ def bigram(bench: Bench) -> Outcome:
     "2.7",
     "Orders of n-grams",
     asked="Where does more context stop paying?",
-    protocol="Orders 1 … 8, add-one and interpolated Kneser–Ney; order 6 with running context on the whole validation "
+    protocol="Orders 1 … 8, add-one and interpolated Kneser–Ney; order 6 with sliding context on the whole validation "
     "part. Each order on " + EIGHT,
     explanation="Adding one to every count ruins long contexts, since most have never been seen. Kneser–Ney falls back "
     "on shorter ones and beats the chapter's small RNN and GPT: a transformer is worth having only above this line.",
@@ -199,8 +199,8 @@ def orders(bench: Bench) -> Outcome:
     kneser = lines[3].y[tried.index(6)]
     measures.append(near("Kneser–Ney, order 6, windows", 1.611, kneser, 0.005, 3))
     if not bench.quick:
-        running = counted(bench, model="ngram", ngram_order=6, ngram_smoothing="kneser-ney", running=True)["loss"]
-        measures.append(near("Kneser–Ney, order 6, running context", 1.555, running, 0.01, 3))
+        sliding = counted(bench, model="ngram", ngram_order=6, ngram_smoothing="kneser-ney", sliding=True)["loss"]
+        measures.append(near("Kneser–Ney, order 6, sliding context", 1.555, sliding, 0.01, 3))
     measures.append(
         holds("adding one ruins long contexts", "best order below 6", f"order {best['add-k']}", best["add-k"] < 6)
     )

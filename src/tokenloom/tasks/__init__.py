@@ -29,9 +29,12 @@ def declared_actions() -> dict[str, str]:
                 if isinstance(method, ast.FunctionDef) and (name := _action_name(method)):
                     text = (ast.get_docstring(method) or "").partition("\n")[0].rstrip(".")
                     found[name] = [*found.get(name, []), *([text] if text else [])]
-    return {
-        name: "; ".join([*texts[:1], *(one[0].lower() + one[1:] for one in texts[1:])]) for name, texts in found.items()
-    }
+    return {name: f"{'; '.join(_joined(texts))}." for name, texts in found.items()}
+
+
+def _joined(texts: list[str]) -> list[str]:
+    """Return texts that can follow each other in one sentence."""
+    return [*texts[:1], *(text[0].lower() + text[1:] for text in texts[1:])]
 
 
 def _action_name(method: ast.FunctionDef) -> str:

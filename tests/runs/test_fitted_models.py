@@ -47,7 +47,7 @@ def test_a_fitted_run_is_measured_saved_and_loaded(sums: str, tmp_path: Path) ->
     assert loaded.evaluate() == evaluated.metrics
     assert torch.equal(loaded.model.get_buffer("counts"), fitting.task.model.get_buffer("counts"))
     result = summary(fitting, events, 0.0)
-    assert (result["reason"], result["numbers"], result["memory_bytes"]) == ("fitted", 20, 160)
+    assert (result["reason"], result["saved_numbers"], result["memory_bytes"]) == ("fitted", 20, 160)
     assert "steps" not in result["settings"], "no setting that did nothing is told"
 
 

@@ -568,7 +568,7 @@ def summary(session: TrainingSession, events: list[Event], began: float) -> dict
             }
         elif isinstance(event, Fitted):
             used = {name: training[name] for name in USED_BY_FIT}
-            result |= {"numbers": event.numbers, "memory_bytes": event.size, "settings": settings | used}
+            result |= {"saved_numbers": event.numbers, "memory_bytes": event.size, "settings": settings | used}
         elif isinstance(event, Baseline):
             result["baseline"] = {name: getattr(event, name) for name in ("name", "value", "unit", "metric")}
         elif isinstance(event, Finished):

@@ -70,7 +70,7 @@ def test_settings_that_cannot_be(
         ([], ["nothing to train on"]),
         (["tinyshakespear"], ["tinyshakespear", "tinyshakespeare"]),
         (["--task", "text-generation"], ["text-generation", "data"]),
-        (["", *TINY], ["name"]),
+        (["", *TINY], ["no data given"]),
     ],
 )
 def test_data_that_cannot_be(words: list[str], parts: list[str], refused: Refused, elsewhere: Path) -> None:

@@ -68,7 +68,7 @@ def test_tinyshakespeare_through_the_command_for_a_copy(tinyshakespeare: str, ca
     copy.write_bytes(tinyshakespeare.encode())
     added = registry.add("tinyshakespeare", copy)
     assert added.is_relative_to(cache)
-    assert added == cached(registry.find("tinyshakespeare").ways[0][0])
+    assert added == cached(registry.find("tinyshakespeare").sources[0][0])
     data = registry.load("tinyshakespeare")
     assert not data.documented
     assert data.documents[0].text == tinyshakespeare

@@ -1,7 +1,7 @@
-"""Word vectors against gensim: words a second, and agreement with a text that neither has seen.
+"""Word vectors against gensim: words/s, and Spearman PMI on validation text.
 
-Same words, vocabulary, width, window, negatives, subsampling and passes, one thread, in one process, pass by pass in
-turn. `python -m benchmarks.word_vectors [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
+Same words, vocabulary, dimension, window, negatives, subsampling and epochs, one thread, in one process, epochs in turn.
+`python -m benchmarks.word_vectors [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 @dataclass
 class Side:
-    """One of the two: what it took for all passes, and what came of it."""
+    """One of the two: the time of all epochs, and the result."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    agreement: float = 0.0
+    spearman_pmi: float = 0.0
 
     def timed(self, work: Callable[[], Any]) -> None:
-        """Do some work, and add what it took."""
+        """Do some work, and add its time."""
         wall, cpu = time.perf_counter(), time.process_time()
         work()
         self.seconds += time.perf_counter() - wall
@@ -42,7 +42,7 @@ class Side:
 
 @dataclass
 class Comparison:
-    """Both sides, and how many words each has gone through."""
+    """Both sides, the words that each has read, and the pairs compared."""
 
     tokenloom: Side
     gensim: Side
@@ -51,12 +51,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """tokenloom's words a second of processor time ÷ gensim's."""
+        """tokenloom's words per processor second ÷ gensim's."""
         return self.gensim.cpu_seconds / self.tokenloom.cpu_seconds
 
 
 def compare(data: str, model: str = "skip-gram", words: str = "text", passes: int = 5, seed: int = 0) -> Comparison:
-    """Train both on the training part of some data, and measure both on its validation part."""
+    """Train both on the training part of some data, and evaluate both on its validation part."""
     torch.set_num_threads(1)
     task = WordVectorTask(WordVectorSettings(model=model, word_rule=words))  # type: ignore[arg-type]
     prepared: Any = task.load(data)
@@ -80,22 +80,24 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     held = np.asarray(prepared.validation.ids, np.int64)
     vectors = {"gensim": np.stack([theirs.wv[name] for name in names]), "tokenloom": task.vectors}
     for name, found in vectors.items():
-        getattr(sides, name).agreement, sides.pairs = spearman_pmi(found.astype(np.float64), held, task.settings.window)
+        getattr(sides, name).spearman_pmi, sides.pairs = spearman_pmi(
+            found.astype(np.float64), held, task.settings.window
+        )
     return sides
 
 
 def main() -> None:
-    """Compare, and print."""
+    """Compare and print."""
     data, model, words = [*sys.argv[1:], *["shakespeare", "skip-gram", "text"][len(sys.argv) - 1 :]]
     found = compare(data, model, words)
-    print(f"{model} on {data} ({words}): {found.words:,} words in 5 passes, one thread")
+    print(f"{model} on {data} ({words}): {found.words:,} words in 5 epochs, one thread")
     for name in ("tokenloom", "gensim"):
         side: Side = getattr(found, name)
         print(
-            f"{name:<10} {found.words / side.cpu_seconds:>9,.0f} words a second of processor time,"
-            f" {found.words / side.seconds:>9,.0f} of the clock; agreement {side.agreement:.4f}"
+            f"{name:<10} {found.words / side.cpu_seconds:>9,.0f} words per processor second,"
+            f" {found.words / side.seconds:>9,.0f} per second; Spearman PMI {side.spearman_pmi:.4f}"
         )
-    print(f"ratio {found.ratio:.2f}; agreement over {found.pairs:,} pairs of words")
+    print(f"ratio {found.ratio:.2f}; {found.pairs:,} pairs of words")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import tokenloom
 from tokenloom.data import registry
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.svm import svm_accuracy
-from tokenloom.tasks.image_classification import ImageClassification
 from tokenloom.training.events import Finished, StepFinished
 
 pytestmark = pytest.mark.slow
@@ -46,16 +45,16 @@ def trained(data: str, out: Path, **settings: Any) -> tuple[Any, float, float]:
 def test_mnist_5k_by_the_defaults(tmp_path: Path) -> None:
     """4,000 / 1,000, three seeds, 5 minutes of two cores each."""
     found = [trained("mnist-5k", tmp_path / str(seed), seed=seed) for seed in range(3)]
-    material = found[0][0].prepare("mnist-5k")
-    training, held = material.training, material.validation
-    assert (len(training), len(held)) == (4000, 1000)
-    machine = svm_accuracy(training.pixels, training.labels, held.pixels, held.labels)
-    assert machine is not None
+    prepared = found[0][0].load("mnist-5k")
+    train, val = prepared.train, prepared.validation
+    assert (len(train), len(val)) == (4000, 1000)
+    svm = svm_accuracy(train.pixels, train.labels, val.pixels, val.labels)
+    assert svm is not None
     accuracy = mean(one[1] for one in found)
-    print("mnist-5k", [one[1:] for one in found], "support-vector machine", machine)
+    print("mnist-5k", [one[1:] for one in found], "support-vector machine", svm)
     assert max(one[2] for one in found) <= 600
     assert accuracy >= 0.978
-    assert accuracy >= machine[0] + 0.015
+    assert accuracy >= svm[0] + 0.015
 
 
 def test_digits_by_the_defaults(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_cost_and_accuracy_by_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     fetch("mnist-5k")
     # What a support-vector machine reaches is not asked here, and would cost as much as a training.
-    monkeypatch.setattr(ImageClassification, "baseline", lambda self, material: None)
+    monkeypatch.setattr(image_classification, "_svm_baseline", lambda train, val: None)
     epochs = {patch: cost(patch, 5 * 63) for patch in (14, 7, 4)}
     middle = epochs[7]
     timed = {7: middle}

@@ -5,7 +5,7 @@ from tokenloom.data.augment import Augmentation, Draws, augment, augment_each
 from tokenloom.data.samples import generator_for
 
 
-def picture() -> torch.Tensor:
+def image() -> torch.Tensor:
     return torch.randint(256, (1, 1, 5, 7), generator=torch.Generator().manual_seed(0)).float()
 
 
@@ -17,32 +17,32 @@ def draws(**values: float) -> Draws:
 
 
 def test_without_draws_nothing_changes() -> None:
-    X = picture()
+    X = image()
     everything = Augmentation(0.1, 10.0, 0.1, 0.05, 0.4, 0.2)
     torch.testing.assert_close(augment(X, everything, draws()), X, atol=2e-3, rtol=0)
     assert augment_each(X, Augmentation(), []) is X
 
 
 def test_a_shift_of_whole_pixels() -> None:
-    X = picture()
+    X = image()
     moved = augment(X, Augmentation(translate=2 / 7), draws(right=1.0))
     torch.testing.assert_close(moved[..., :-2], X[..., 2:], atol=2e-3, rtol=0)
 
 
 def test_mirrored() -> None:
-    X = picture()
+    X = image()
     torch.testing.assert_close(augment(X, Augmentation(hflip=1.0), draws(mirror=-0.5)), X.flip(-1), atol=2e-3, rtol=0)
     torch.testing.assert_close(augment(X, Augmentation(hflip=0.2), draws(mirror=-0.5)), X, atol=2e-3, rtol=0)
 
 
 def test_a_quarter_turn() -> None:
-    X = picture()[..., :5]
+    X = image()[..., :5]
     turned = augment(X, Augmentation(rotate=90), draws(turn=1.0))
     torch.testing.assert_close(turned, X.rot90(1, (2, 3)), atol=2e-2, rtol=0)
 
 
-def test_a_turn_keeps_lengths_in_pictures_that_are_no_squares() -> None:
-    X = picture()
+def test_a_turn_keeps_lengths_in_images_that_are_not_square() -> None:
+    X = image()
     half = augment(X, Augmentation(rotate=180), draws(turn=1.0))
     torch.testing.assert_close(half, X.flip((2, 3)), atol=2e-2, rtol=0)
     # A point right of the middle comes to stand above or below it, as far away.
@@ -59,7 +59,7 @@ def test_brightness_by_hand() -> None:
     torch.testing.assert_close(brighter, torch.full((1, 1, 2, 2), 100 + 255 * 0.2 / 2))
 
 
-def test_a_picture_is_changed_the_same_in_any_batch() -> None:
+def test_an_image_is_changed_the_same_in_any_batch() -> None:
     X = torch.randint(256, (6, 3, 8, 8), generator=torch.Generator().manual_seed(0))
     how = Augmentation(0.1, 10.0, 0.1, 0.05, 0.5, 0.2)
 

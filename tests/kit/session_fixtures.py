@@ -1,4 +1,4 @@
-"""Data for the tests of trainings, and no pictures where they are not asked for."""
+"""Data for the tests of trainings, and no figures where they are not asked for."""
 
 from pathlib import Path
 

@@ -20,12 +20,12 @@ from tokenloom.lab.experiment import Bench, Experiment, Outcome, exact, near, or
 from tokenloom.lab.runner import Folder, RunOptions, measure, run
 from tokenloom.plotting.svg import Line, Panel, Plot, draw, svg
 
-PICTURE = Plot("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
+PLOT = Plot("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
 
 
 def made(id: str, value: float = 1.0, **about: Any) -> Experiment:
     def go(bench: Bench) -> Outcome:
-        return Outcome([near("value", 1.0, value, 0.1), shown("other", "3")], [PICTURE])
+        return Outcome([near("value", 1.0, value, 0.1), shown("other", "3")], [PLOT])
 
     return Experiment(id, f"title {id}", "asked?", "so.", "because <so>.", go, **about)
 
@@ -98,8 +98,8 @@ def test_the_page_stands_alone() -> None:
     assert text.index("Attention</h2>") < text.index("Language before transformers</h2>") < text.index("Your own</h2>")
 
 
-def test_pictures_draw_what_they_were_given() -> None:
-    figure = draw(PICTURE)
+def test_plots_draw_what_they_were_given() -> None:
+    figure = draw(PLOT)
     assert figure.axes[0].get_lines()[0].get_ydata().tolist() == [1.0, 4.0, 9.0]  # type: ignore[union-attr]
     values = [[0.0, 1.0], [2.0, -3.0]]
     panels = Plot("heat", "Squares.", panels=[Panel("a", values, ["$x", "y"], ["p", "q"], signed=True)] * 3)

@@ -29,7 +29,7 @@ def test_they_are_within_their_coarse_bounds(rows: dict[str, dict[str, Any]]) ->
         assert row["good"], [m for m in row["measures"] if m["good"] is False]
 
 
-def test_accuracy_against_pictures_and_attention_over_them(rows: dict[str, dict[str, Any]]) -> None:
+def test_accuracy_against_images_and_attention_over_them(rows: dict[str, dict[str, Any]]) -> None:
     curve, looked = rows["4.1"]["plots"]
     assert [line["name"] for line in curve["lines"]][-1] == "vision transformer"
     assert all(line["x"] == [360, 1440] and all(0 <= y <= 1 for y in line["y"]) for line in curve["lines"])
@@ -88,7 +88,7 @@ def test_their_part_of_the_page_is_small_and_fetches_nothing(rows: dict[str, dic
     assert page.tags.count("svg") == 2 * sum(len(row["plots"]) for row in rows.values()), "in both looks"
 
 
-def test_a_sheet_has_every_picture_in_its_place() -> None:
+def test_a_sheet_has_every_image_in_its_place() -> None:
     images = np.arange(3, dtype=np.uint8).reshape(3, 1, 1, 1) * np.full((3, 1, 2, 2), 51, np.uint8)
     assert sheet(images, 2)[1][1:] == [0.0, 0.0, 0.45, 0.2, 0.2, 0.45]
     assert sheet(images, 2)[4][1:3] == [0.4, 0.4]

@@ -13,7 +13,7 @@ FAST = [one for one in experiments().values() if one.section == "1" and not one.
 
 
 @pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
-def test_a_fast_row_is_within_its_tolerance_and_has_pictures_that_can_be_drawn(one: Experiment) -> None:
+def test_a_fast_row_is_within_its_tolerance_and_has_plots_that_can_be_drawn(one: Experiment) -> None:
     from tokenloom.plotting.svg import plot_from, svg
 
     row = measure(one, RunOptions())

@@ -8,7 +8,7 @@ from tokenloom.tokenizers.patches import Patches
 
 
 def test_patches_stand_in_reading_order() -> None:
-    """A picture 2 high and 4 wide, patches 1 high and 2 wide: four tokens of two values."""
+    """An image 2 high and 4 wide, patches 1 high and 2 wide: four tokens of two values."""
     pixels = torch.arange(8, dtype=torch.uint8).reshape(1, 1, 2, 4)
     tokens = Patches((1, 2, 4), (1, 2), [0.0], [1 / 255]).encode(pixels)
     torch.testing.assert_close(tokens, torch.tensor([[[0.0, 1], [2, 3], [4, 5], [6, 7]]]))

@@ -1,4 +1,4 @@
-"""Section 2: word2vec on real text, beside gensim on the same words and budget."""
+"""Section 2: word2vec on real text, and gensim on the same words with the same budget."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tokenloom.training.batches import Batches
 from tokenloom.training.loop import Trainer
 from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
-# gensim reads no more words of a text than this.
+# gensim reads at most this many words of a text.
 LONGEST = 10_000
-# Little text needs many small steps, and room to go far: as the recipe for long texts has it, vectors hardly move.
+# Little text needs many small steps, and a larger distance than the default recipe, by which vectors hardly move.
 BATCH, TRAVEL = 2, 12.0
 ASKED = ("king", "love", "night", "sword", "thee")
 ANALOGIES = (
@@ -41,16 +41,16 @@ ANALOGIES = (
 
 
 def texts_of(task: WordVectorTask, training: TextWindows) -> list[list[str]]:
-    """The words that a task trains on, as gensim reads them: a list a document, cut where gensim would stop reading."""
+    """Return the training words of a task as gensim reads them: a list per document, split where gensim would stop."""
     ids, names = np.asarray(training.ids), np.array(task.vocabulary.words)
     documents = [names[part[part >= 0]] for part in np.split(ids, np.flatnonzero(ids < 0))]
     return [part[i : i + LONGEST].tolist() for part in documents for i in range(0, len(part), LONGEST)]
 
 
 def gensim_model(task: WordVectorTask, texts: list[list[str]], seed: int) -> Any:
-    """gensim's Word2Vec with the settings of a task and the vocabulary of the texts, not yet trained; one thread.
+    """Return gensim's untrained Word2Vec with the settings of a task and the vocabulary of the texts; one thread.
 
-    Raises ImportError without gensim.
+    Raise ImportError without gensim.
     """
     from gensim.models import Word2Vec
 
@@ -70,7 +70,7 @@ def gensim_model(task: WordVectorTask, texts: list[list[str]], seed: int) -> Any
 
 
 def gensim_vectors(task: WordVectorTask, training: TextWindows, passes: int, seed: int) -> NDArray[np.float64]:
-    """Vectors (vocab, D) that gensim learns from the same words in so many passes, in the order of our vocabulary."""
+    """Return vectors (vocab, D) that gensim learns from the same words, in the order of the task's vocabulary."""
     texts = texts_of(task, training)
     model = gensim_model(task, texts, seed)
     model.train(texts, total_examples=len(texts), epochs=passes)
@@ -78,7 +78,7 @@ def gensim_vectors(task: WordVectorTask, training: TextWindows, passes: int, see
 
 
 def own_vectors(task: WordVectorTask, training: TextWindows, passes: int, seed: int) -> NDArray[np.float64]:
-    """Vectors (vocab, D) of ours after so many passes; the task has the trained model."""
+    """Return vectors (vocab, D) of tokenloom; the task has the trained model afterwards."""
     batches = Batches(training, task.collate, batch_size=BATCH, seed=seed)
     steps = passes * batches.steps_per_epoch
     recipe = {
@@ -99,7 +99,7 @@ def own_vectors(task: WordVectorTask, training: TextWindows, passes: int, seed: 
 
 
 def analogies_right(space: EmbeddingSpace, top: int = 5) -> tuple[int, int]:
-    """How many of `ANALOGIES` have the expected word among the nearest, and how many could be asked."""
+    """Return how many of `ANALOGIES` have the expected word among the nearest, and how many have known words."""
     right = asked = 0
     for a, b, c, expected in ANALOGIES:
         try:
@@ -114,11 +114,11 @@ def analogies_right(space: EmbeddingSpace, top: int = 5) -> tuple[int, int]:
 @experiment(
     "2.11",
     "Word vectors",
-    asked="What do vectors know of words that only saw their neighbors?",
+    asked="What do vectors learn about words from their neighbors alone?",
     protocol="Tiny Shakespeare; CBOW and skip-gram with negative sampling, 100 features, window 5, 5 negatives, 5 "
-    "passes; gensim on the same words, settings and passes. Score: the rank correlation of cosines with how much "
-    "oftener than by chance pairs of words meet in the held-out part.",
-    explanation="Words that stand among the same words get vectors of like direction, so pronouns find pronouns and "
+    "passes; gensim on the same words, settings and passes. Score: the Spearman correlation between cosine "
+    "similarity and PMI on the validation part.",
+    explanation="Words in similar contexts get similar vectors, so pronouns find pronouns and "
     "kings find kings. Offsets such as king − man + woman need far more text than one million letters: here most are "
     "wrong, with ours as with gensim's. The score compares both on a text that neither has seen.",
     needs=CORPUS,
@@ -143,12 +143,12 @@ def word_vectors(bench: Bench) -> Outcome:
         found = {name: spearman_pmi(one, held, task.settings.window) for name, one in vectors.items()}
         spaces = {name: EmbeddingSpace(task.vocabulary.words, one.astype(np.float32)) for name, one in vectors.items()}
         own = found["tokenloom"][0]
-        measures.append(at_least(f"{kind}: agreement", 0.03 if bench.quick else 0.08, own, "own figure"))
+        measures.append(at_least(f"{kind}: Spearman PMI", 0.03 if bench.quick else 0.08, own, "own figure"))
         if peer:
-            # The score of one seed or the other is off by about 0.02.
+            # Scores vary by about 0.02 between seeds.
             gap = own - found["gensim"][0]
             published = f"gensim {found['gensim'][0]:.3f}, no worse"
-            measures.append(at_least(f"{kind}: agreement − gensim's", -0.04, gap, published))
+            measures.append(at_least(f"{kind}: Spearman PMI − gensim's", -0.04, gap, published))
         for name, space in spaces.items():
             scores.setdefault(name, []).append(found[name][0])
             right, asked = analogies_right(space)
@@ -158,13 +158,13 @@ def word_vectors(bench: Bench) -> Outcome:
     caption = "; ".join(f"{n} {', '.join(f'{v:.3f}' for v in s)}" for n, s in scores.items()) + "."
     lines = [Line(name, list(range(1, len(values) + 1)), values) for name, values in scores.items()]
     notes = [] if peer else ["gensim is not installed, and the comparison was left out: pip install gensim"]
-    plot = Plot("Agreement", caption, "method", "rank correlation", lines, places=kinds)
+    plot = Plot("Spearman PMI", caption, "method", "correlation", lines, places=kinds)
     return Outcome(measures, [plot, *plots], notes)
 
 
 def _nearest(name: str, space: EmbeddingSpace) -> Plot:
-    """The words nearest to some, and what offsets give."""
+    """Return the nearest words of some words, and the answers of analogies."""
     rows = [f"{word}: {', '.join(near for near, _ in space.neighbors(word, 6))}" for word in ASKED]
     for a, b, c, expected in ANALOGIES[:4]:
-        rows.append(f"{a} − {b} + {c}: {', '.join(w for w, _ in space.analogy(a, b, c, 4))} (asked for: {expected})")
+        rows.append(f"{a} − {b} + {c}: {', '.join(w for w, _ in space.analogy(a, b, c, 4))} (expected: {expected})")
     return Plot(f"Nearest words: {name}", "Nearest by the cosine; then four offsets.", text="\n".join(rows))

@@ -109,9 +109,9 @@ class WordVectorTask(Task):
         super().__init__(settings, source)
         self._vocabulary: Vocabulary | None = None
         self._sampling: NegativeSampling | None = None
-        self.unit = "nats/pair" if self.settings.model == "skip-gram" else "nats/word"
+        self._unit = "nats/pair" if self.settings.model == "skip-gram" else "nats/word"
         self.metrics = (
-            Metric("loss", self.unit, "lower"),
+            Metric("loss", self._unit, "lower"),
             Metric("loss_ci95", kind="ci95", of="loss", compute=lambda task, sums: sums["loss"].interval()),
             Metric("num_targets", kind="count", compute=lambda task, sums: sums["loss"].count),
             Metric("spearman_pmi", "", "higher", label="Spearman correlation of cosine and PMI"),
@@ -256,7 +256,7 @@ class WordVectorTask(Task):
         val_counts = np.bincount(val[val >= 0], minlength=len(train_counts)) * sampling.keep
         s = np.log(train_counts / train_counts.sum() / (K * sampling.negative))
         nats = np.logaddexp(0, -s) @ (val_counts / val_counts.sum()) + K * (np.logaddexp(0, s) @ sampling.negative)
-        return Baseline("word frequencies", float(nats), self.unit)
+        return Baseline("word frequencies", float(nats), self._unit)
 
     # Actions.
 

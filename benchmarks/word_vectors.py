@@ -1,7 +1,7 @@
 """Word vectors against gensim: words/s, and Spearman PMI on validation text.
 
-Same words, vocabulary, dimension, window, negatives, subsampling and epochs, one thread, in one process, epochs in turn.
-`python -m benchmarks.word_vectors [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
+Same words, vocabulary, dimension, window, negatives, subsampling and epochs, one thread, in one process, epoch
+by epoch in turn. `python -m benchmarks.word_vectors [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import tokenloom
 from tokenloom.data import registry
 from tokenloom.errors import UserError
 from tokenloom.evaluation.baselines.svm import svm_accuracy
+from tokenloom.tasks import image_classification
 from tokenloom.training.events import Finished, StepFinished
 
 pytestmark = pytest.mark.slow

@@ -148,7 +148,7 @@ def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(name: str) -> None:
         raise UserError("no network")
 
-    monkeypatch.setattr("tokenloom.data.registry.get", refuse)
+    monkeypatch.setattr("tokenloom.data.registry.download", refuse)
     with pytest.raises(UserError, match=r"tokenloom data download tinyshakespeare .*; rows that ask for it: 2, 3$"):
         next(
             run(

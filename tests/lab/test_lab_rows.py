@@ -72,7 +72,7 @@ def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: 
 def test_positions_beyond_those_of_the_training_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["1.12d"], RunOptions(quick=True))
     assert row["good"], row["measures"]
-    assert "learned positions for 0 … 63 alone" in row["measures"][0]["measured"]
+    assert "learned positions for 0 … 63 only" in row["measures"][0]["measured"]
     lines = {line["name"]: line["x"] for line in row["plots"][0]["lines"]}
     assert list(lines["learned"]) == [64]
     assert all(list(lines[name]) == [64, 96, 128, 192] for name in ("sinusoidal", "rotary", "relative-bias"))

@@ -1,7 +1,7 @@
-"""The run folder: everything that is needed to have the trained task back.
+"""The run folder: all that is needed to load a trained task.
 
 `config.json` (format, task, settings, model, data), `model.safetensors` (the weights of the best evaluation),
-`metrics.jsonl`, `checkpoints/`, `loss.png`, and the task's own parts, such as `tokenizer.json`.
+`metrics.jsonl`, `checkpoints/`, `loss.png`, and the assets of the task, such as `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONFIG: dict[str, type | tuple[type, ...]] = {
 
 
 class RunFolder:
-    """Paths inside a run, and its config."""
+    """The paths inside a run, its config and its metrics."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -56,11 +56,11 @@ class RunFolder:
 
     @property
     def disk(self) -> Path:
-        """The nearest folder that is there already: on the disk where the run will be."""
+        """The nearest existing folder, which is on the disk where the run will be."""
         return next(path for path in (self.path, *self.path.absolute().parents) if path.is_dir())
 
     def claim(self, *, overwrite: bool, resume: bool) -> None:
-        """Check that a training may write here, and change nothing. Raises UserError, before any work, when not."""
+        """Check that a training may write here, without changing anything. Raise UserError when not."""
         if resume:
             self.read_config()
         try:
@@ -79,7 +79,7 @@ class RunFolder:
             raise UserError(f"--out {self.path}: cannot be written ({why})") from error
 
     def make(self, *, overwrite: bool) -> None:
-        """Make the folder. An earlier run in it is set aside if that may be, and else refused (UserError)."""
+        """Make the folder, and move an earlier run in it aside. Raise UserError when that may not be replaced."""
         self.restore_replaced()
         if self.config_file.is_file():
             if not overwrite:
@@ -95,14 +95,16 @@ class RunFolder:
         return [path for path in self.path.iterdir() if path != self.replaced]
 
     def restore_replaced(self) -> None:
-        """Have the run back that was set aside, unless the new one has weights already. A kill at any instant, here or
-        in `make`, loses nothing: the next call goes on."""
+        """Restore the run that was moved aside, unless the new one has weights.
+
+        A kill at any instant, here or in `make`, loses nothing: the next call continues.
+        """
         if not self.replaced.is_dir():
             return
         if (self.replaced / WHOLE).is_file():
             if self.weights.is_file():
                 return
-            # Everything else is of a training that came to nothing.
+            # All other files are of a training that left no weights.
             for path in self._others():
                 _remove(path)
             (self.replaced / WHOLE).unlink()
@@ -111,7 +113,7 @@ class RunFolder:
         self.replaced.rmdir()
 
     def drop_replaced(self) -> None:
-        """The new run can be used: remove the one that it replaces, but keep files that belong to no run."""
+        """Remove the run that was moved aside, except for files that are not part of a run."""
         if not self.replaced.is_dir():
             return
         own = {path.name for path in (self.checkpoints, self.weights, self.metrics, self.curve, self.config_file)}
@@ -123,7 +125,7 @@ class RunFolder:
     def write_config(
         self, task: Task, name: str, data: str | None, training: TrainingSettings, sequence_length: int
     ) -> None:
-        """Write everything that is needed to rebuild the task, whose sizes are decided."""
+        """Write config.json and the assets of a task whose sizes are decided."""
         write_json(
             self.config_file,
             {
@@ -140,7 +142,7 @@ class RunFolder:
         )
 
     def read_config(self) -> dict[str, Any]:
-        """The config. Raises UserError when this is no run, or one of a format that is not known."""
+        """Return the config. Raise UserError when this is no run, or one of another format."""
         if not self.path.exists():
             raise UserError(f"{self.path}: there is no such run")
         if not self.config_file.is_file():
@@ -160,17 +162,17 @@ class RunFolder:
         return config
 
     def update_training(self, training: TrainingSettings) -> None:
-        """Keep the training settings that hold from now on."""
+        """Write other training settings into the config."""
         write_json(self.config_file, {**self.read_config(), "training": flatten(training)})
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl; what is not finite becomes null, since JSON has no word for it."""
+        """Append a line to metrics.jsonl; NaN and infinity become null, as JSON has neither."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl that are whole."""
+        """Return the complete lines of metrics.jsonl."""
         rows: list[dict[str, Any]] = []
         if self.metrics.is_file():
             for line in self.metrics.read_text("utf-8", errors="replace").splitlines():
@@ -183,13 +185,13 @@ class RunFolder:
         return rows
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop what was written after a step: a resumed run writes it again."""
+        """Remove the lines after a step, which a resumed run writes again."""
         kept = [row for row in self.read_metrics() if row["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _try_to_write(folder: Path) -> None:
-    """Write into a folder that may not be there yet, and leave everything as it was. Raises OSError."""
+    """Write a temporary file into a folder, which may not exist yet. Raise OSError when that is impossible."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -209,19 +211,19 @@ def _remove(path: Path) -> None:
 
 
 def draw_curve(folder: RunFolder, unit: str, baseline: Baseline | None) -> None:
-    """loss.png of a run, in the unit of its loss, where matplotlib is installed."""
+    """Draw loss.png of a run, in the unit of its loss, where matplotlib is installed."""
     from tokenloom.plotting.loss_curve import draw_loss_curve
 
     rows = [{**row, "validation": row.get("validation_loss")} for row in folder.read_metrics()]
-    to_beat = (baseline.name, baseline.value) if baseline is not None and baseline.metric == "loss" else None
+    line = (baseline.name, baseline.value) if baseline is not None and baseline.metric == "loss" else None
     try:
-        draw_loss_curve(rows, folder.curve, title=folder.path.name, unit=unit, baseline=to_beat)
+        draw_loss_curve(rows, folder.curve, title=folder.path.name, unit=unit, baseline=line)
     except UserError:
         return
 
 
 def findable(name: str) -> str:
-    """A name as it is; a path, or the file of a task in path:Name, so that it can be found from any folder."""
+    """Return a name unchanged; a path, or that of a task `path:Name`, as an absolute path."""
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return f"{Path(path).resolve()}:{class_name}"
@@ -246,10 +248,10 @@ def task_of(config: dict[str, Any], folder: RunFolder, source: str | None = None
 
 
 def load(path: str | Path, *, device: str = "cpu") -> Task:
-    """The trained task of a run folder, ready to use.
+    """Return the trained task of a run folder.
 
-    Strict: the config must be whole, the tokenizer the one of the training, every weight in its place. Raises
-    UserError naming the file and the first difference.
+    Loading is strict: config, tokenizer and every weight must be those of the training. Raise UserError with the file
+    and the first difference.
     """
     folder = RunFolder(path)
     config = folder.read_config()

@@ -1,4 +1,4 @@
-"""The size dial: one word that derives depth, width, heads, context, batch and rates for a next-token model."""
+"""Size presets: depth, width, heads, context, batch size and learning rates by one word."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenloom.utils.names import did_you_mean
 
 @dataclass(frozen=True)
 class SizePreset:
-    """One position of the dial."""
+    """Sizes, dropout and training settings of a preset."""
 
     sizes: dict[str, int]
     dropout: float
@@ -20,11 +20,11 @@ class SizePreset:
 
 
 def rates(width: int) -> dict[str, float]:
-    """Peak rates for a transformer of that width: Muon's holds over widths, AdamW's falls with them."""
+    """Return peak learning rates for a transformer of a width: that of AdamW decreases with the width."""
     return {"muon_lr": 0.02, "lr": round(3e-3 * min(1.0, (128 / width) ** 0.5), 5)}
 
 
-def _dial(
+def _preset(
     depth: int, width: int, heads: int, context: int, batch_size: int, dropout: float = 0.0, **lr: float
 ) -> SizePreset:
     sizes = {"depth": depth, "width": width, "heads": heads, "context": context}
@@ -40,17 +40,17 @@ def _dial(
 
 
 SIZE_PRESETS = {
-    # What is small enough for a training of seconds has rates to match; over minutes they do no harm.
-    "nano": _dial(2, 64, 4, 64, 16, lr=0.012, muon_lr=0.04),
-    "tiny": _dial(3, 96, 4, 128, 16),
-    "small": _dial(4, 128, 4, 256, 12),
-    "medium": _dial(6, 256, 8, 256, 16, 0.1),
-    "large": _dial(8, 512, 8, 512, 16, 0.1),
+    # Higher learning rates for trainings of seconds; they also work for minutes.
+    "nano": _preset(2, 64, 4, 64, 16, lr=0.012, muon_lr=0.04),
+    "tiny": _preset(3, 96, 4, 128, 16),
+    "small": _preset(4, 128, 4, 256, 12),
+    "medium": _preset(6, 256, 8, 256, 16, 0.1),
+    "large": _preset(8, 512, 8, 512, 16, 0.1),
 }
 
 
-def size_preset(size: str, positions: Mapping[str, SizePreset] = SIZE_PRESETS) -> SizePreset:
-    """The position of that name. Raises UserError naming the nearest."""
-    if size not in positions:
-        raise UserError(f"--size {size}: no such size{did_you_mean(size, positions)}; there are {', '.join(positions)}")
-    return positions[size]
+def size_preset(size: str, presets: Mapping[str, SizePreset] = SIZE_PRESETS) -> SizePreset:
+    """Return the preset of a name. Raise UserError with the nearest name when there is none."""
+    if size not in presets:
+        raise UserError(f"--size {size}: no such size{did_you_mean(size, presets)}; there are {', '.join(presets)}")
+    return presets[size]

@@ -1,4 +1,5 @@
 """Train a language model on any text, generate, evaluate and score with it."""
+# Longer than other tasks: its settings serve seven models, and it is evaluated with two kinds of context.
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ def test_four_layers_of_128_in_2000_steps(tinyshakespeare: str) -> None:
         run = tokenloom.train("tinyshakespeare", context=64, batch_size=12, steps=2000, seed=seed)
         assert sum(p.numel() for p in run.model.parameters()) <= 850_000
         measured = run.evaluate()
-        assert measured["window"] == 64
-        assert measured["targets"] == 111_539
+        assert measured["context"] == 64
+        assert measured["num_targets"] == 111_539
         losses.append(measured["loss"])
     assert mean(losses) <= 1.60, losses
 

@@ -56,7 +56,7 @@ def test_add_one_counts_to_the_printed_digits(data: str, model: str, nats: float
     found = task.evaluate(samples=Drawn(held.ids, N))
     assert (round(found["loss"], 4), round(found["perplexity"], 2)) == (nats, perplexity)
     if model == "bigram":
-        assert round(found["bits"], 3) == 3.586
+        assert round(found["bits_per_token"], 3) == 3.586
 
 
 def test_kneser_ney_of_order_six(data: str) -> None:

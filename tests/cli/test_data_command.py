@@ -29,7 +29,7 @@ def test_add_and_check(call: Call, refused: Refused, cache: Path, tmp_path: Path
     assert call("data", "download", "tinyshakespeare").out.strip() == str(path)
     assert call("data", "download", "tinyshakespeare", "--json").json["files"] == [str(path)]
     rows = call("data", "check", "tinyshakespeare", "--json").json["data"]
-    assert [row["state"] for row in rows] == ["good"]
+    assert [row["state"] for row in rows] == ["intact"]
     own.write_bytes(tinyshakespeare.encode()[:-1])
     message = refused("data", "add", "tinyshakespeare", own)
     assert "mine.txt" in message

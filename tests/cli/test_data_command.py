@@ -33,7 +33,7 @@ def test_add_and_check(call: Call, refused: Refused, cache: Path, tmp_path: Path
     own.write_bytes(tinyshakespeare.encode()[:-1])
     message = refused("data", "add", "tinyshakespeare", own)
     assert "mine.txt" in message
-    assert "sha256" in message
+    assert "SHA-256" in message
     path.write_bytes(b"spoilt")
     damaged = call("data", "check")
     assert damaged.code == 2

@@ -114,7 +114,9 @@ def steps_in(seconds: float, **settings: Any) -> int:
 
     `minutes` would not do: out of them it also pays for evaluations.
     """
-    planned = next(e for e in start_session(texts.QUALITY_TEXT, dry_run=True, **RECIPE, **settings) if isinstance(e, Planned))
+    planned = next(
+        e for e in start_session(texts.QUALITY_TEXT, dry_run=True, **RECIPE, **settings) if isinstance(e, Planned)
+    )
     # Steps are a little slower than the fastest, which is what it measures.
     return max(1, int(0.95 * seconds / planned.plan.seconds_per_step))
 

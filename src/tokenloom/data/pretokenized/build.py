@@ -80,7 +80,7 @@ def tokenize(
     processes; one per core when None. notify: called with lines for the user. extra: see `OutputFolder.finish`.
 
     Raises UserError for text that cannot be read, an `out` that is something else or finished (without `overwrite`),
-    or unfinished work on other text or with other settings. After any error the folder is finished, or can be continued.
+    or unfinished work on other text or with other settings. After an error the folder is finished or can be continued.
     """
     settings = settings or TokenizationSettings()
     workers = usable_cores() if workers is None else workers

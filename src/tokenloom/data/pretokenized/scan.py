@@ -187,7 +187,7 @@ class CorpusSplit(Sides):
 def split_corpus(text: StreamedText, found: Scan, fraction: float | None, seed: int = 0) -> CorpusSplit:
     """Choose the validation documents by the rules of `split.split`, from what the scan has kept of the documents.
 
-    fraction: None for a tenth, or less where that is more than `MAX_VALIDATION_CHARACTERS` characters, or what the data set itself
+    fraction: None for a tenth, or less where that is over `MAX_VALIDATION_CHARACTERS` characters, or what the data set
     holds out. Of more than `MAX_CHOSEN` documents, each is decided by a hash of its text alone.
     """
     default = DataSet.default_fraction

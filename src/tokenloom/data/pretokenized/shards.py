@@ -68,7 +68,7 @@ class Shard:
         return shard
 
     def check(self, folder: Path, dtype: str, *, content: bool) -> None:
-        """Raise UserError, naming the file, when a file is missing or truncated; and with `content`, when it was altered."""
+        """Raise UserError, naming the file, when a file is missing or truncated; with `content`, when it was altered."""
         ids, starts = folder / self.file, folder / self.starts
         for path, size in ((ids, self.tokens * np.dtype(dtype).itemsize), (starts, 8 * self.documents)):
             try:
@@ -251,7 +251,7 @@ class PretokenizedCorpus:
         return bool(self.content["separate_documents"])
 
     def check(self, *, content: bool = True) -> int:
-        """Check every file against the manifest, and return the number of shards. Raises UserError naming the first file
+        """Check every file against the manifest; return the number of shards. Raises UserError naming the first file
         that is missing, truncated or (with `content`) altered."""
         if content:
             self.tokenizer()

@@ -68,7 +68,7 @@ class Shard:
         return shard
 
     def check(self, folder: Path, dtype: str, *, content: bool) -> None:
-        """Raise UserError, naming the file, when a file is missing or truncated; with `content`, when it was altered."""
+        """Raise UserError, naming the file, for a missing or truncated file; with `content`, for an altered one."""
         ids, starts = folder / self.file, folder / self.starts
         for path, size in ((ids, self.tokens * np.dtype(dtype).itemsize), (starts, 8 * self.documents)):
             try:

@@ -1,5 +1,5 @@
 """What the plots of quick rows show, held against what is known of it; those of slower rows are checked beside
-their measures."""
+their measurements."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,7 +104,7 @@ CHECKS: dict[str, Callable[[Plots], None]] = {
     "1.13": dense,
     "3.1": change,
 }
-# Their measures say it all, and nothing is drawn.
+# Their measurements say it all, and nothing is drawn.
 WITHOUT = {"1.5", "1.6", "1.9", "1.12c", "2.1", "3.2", "3.8", "3.15"}
 
 

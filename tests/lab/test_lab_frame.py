@@ -16,22 +16,22 @@ from lab_page import check_page
 
 from tokenloom.cli.main import main
 from tokenloom.errors import UserError
-from tokenloom.lab.experiment import Bench, Experiment, Outcome, exact, near, order, shown
-from tokenloom.lab.runner import Folder, RunOptions, measure, run
+from tokenloom.lab.experiment import Experiment, ExperimentContext, Outcome, exact, near, shown, sort_key
+from tokenloom.lab.runner import ResultsFolder, RunOptions, measure, run
 from tokenloom.plotting.svg import Line, Panel, Plot, draw, svg
 
 PLOT = Plot("a < b & c", "It rises.", x="n", y="value", lines=[Line("one", [1, 2, 3], [1.0, 4.0, 9.0])])
 
 
-def made(id: str, value: float = 1.0, **about: Any) -> Experiment:
-    def go(bench: Bench) -> Outcome:
+def experiment_of(id: str, value: float = 1.0, **fields: Any) -> Experiment:
+    def measure_value(ctx: ExperimentContext) -> Outcome:
         return Outcome([near("value", 1.0, value, 0.1), shown("other", "3")], [PLOT])
 
-    return Experiment(id, f"title {id}", "asked?", "so.", "because <so>.", go, **about)
+    return Experiment(id, f"title {id}", "asked?", "so.", "because <so>.", measure_value, **fields)
 
 
 def test_ids_are_sorted_as_in_the_chapter() -> None:
-    assert sorted(["1.12b", "2.1", "1.2", "1.12", "1.10", "mine"], key=order) == [
+    assert sorted(["1.12b", "2.1", "1.2", "1.12", "1.10", "mine"], key=sort_key) == [
         "1.2",
         "1.10",
         "1.12",
@@ -42,26 +42,26 @@ def test_ids_are_sorted_as_in_the_chapter() -> None:
 
 
 def test_verdicts() -> None:
-    assert exact("x", "1.0", "1.0").good
-    assert not exact("x", "1.0", "1.1").good
-    assert near("x", 1.0, 1.1, 0.1001).good
-    assert not near("x", 1.0, float("nan"), 1.0).good
-    assert not Outcome([shown("x", "1")]).good, "a row without a bound proves nothing"
-    own, other = Bench(1), Bench(2, own_seed=False)
-    assert not own.digits("x", 1.0, 1.01, 2, 0.05).good
-    assert other.digits("x", 1.0, 1.01, 2, 0.05).good
-    assert not other.near("x", 1.0, 1.5, 0.1, 0.2).good
+    assert exact("x", "1.0", "1.0").passed
+    assert not exact("x", "1.0", "1.1").passed
+    assert near("x", 1.0, 1.1, 0.1001).passed
+    assert not near("x", 1.0, float("nan"), 1.0).passed
+    assert not Outcome([shown("x", "1")]).passed, "a row without a bound proves nothing"
+    default, other = ExperimentContext(1), ExperimentContext(2, default_seed=False)
+    assert not default.digits("x", 1.0, 1.01, 2, 0.05).passed
+    assert other.digits("x", 1.0, 1.01, 2, 0.05).passed
+    assert not other.near("x", 1.0, 1.5, 0.1, 0.2).passed
 
 
-def test_what_is_shared_is_made_once() -> None:
-    bench, times = Bench(0), []
+def test_cached_values_are_created_once() -> None:
+    ctx, calls = ExperimentContext(0), []
     for _ in range(2):
-        assert bench.shared("model", lambda: times.append(1) or "made") == "made"  # type: ignore[func-returns-value]
-    assert times == [1]
+        assert ctx.cached("model", lambda: calls.append(1) or "trained") == "trained"  # type: ignore[func-returns-value]
+    assert calls == [1]
 
 
 def test_an_interrupted_run_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None:
-    chosen, folder = [made("1"), made("2"), made("3")], Folder(tmp_path)
+    chosen, folder = [experiment_of("1"), experiment_of("2"), experiment_of("3")], ResultsFolder(tmp_path)
     first = run(chosen, folder, RunOptions())
     assert next(first)["id"] == "1"
     first.close()
@@ -77,18 +77,20 @@ def test_an_interrupted_run_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None
 def test_a_row_that_is_no_row_is_named(tmp_path: Path) -> None:
     (tmp_path / "row-1.json").write_text("{")
     with pytest.raises(UserError, match=r"row-1\.json"):
-        Folder(tmp_path).rows()
+        ResultsFolder(tmp_path).rows()
 
 
 def test_quick_is_only_for_rows_that_have_it() -> None:
-    assert not measure(made("1"), RunOptions(quick=True))["quick"]
-    assert measure(made("1", quick=True), RunOptions(quick=True))["quick"]
+    assert not measure(experiment_of("1"), RunOptions(quick=True))["quick"]
+    assert measure(experiment_of("1", quick=True), RunOptions(quick=True))["quick"]
 
 
 def test_the_page_stands_alone() -> None:
     from tokenloom.lab.report import html
 
-    rows = [measure(one, RunOptions()) for one in (made("1.1"), made("2.1", 2.0), made("mine"))]
+    rows = [
+        measure(one, RunOptions()) for one in (experiment_of("1.1"), experiment_of("2.1", 2.0), experiment_of("mine"))
+    ]
     text = html(json.loads(json.dumps(rows)))
     page = check_page(text, len(rows))
     assert page.tags.count("svg") == 6, "each plot in both looks"
@@ -137,7 +139,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(["lab", "run", "./mine.py", "1.3"]) == 0
     capsys.readouterr()
     assert main(["lab", "report", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"page": "runs/lab/report.html", "rows": 2, "good": 2}
+    assert json.loads(capsys.readouterr().out) == {"page": "runs/lab/report.html", "rows": 2, "passed": 2}
     broken = Path("mine.py").read_text().replace("3.5, means", "4.5, means").replace('"mine"', '"broken"')
     Path("broken.py").write_text(broken)
     assert main(["lab", "run", "./broken.py"]) == 1
@@ -149,20 +151,20 @@ def test_missing_data_name_the_command(tmp_path: Path, monkeypatch: pytest.Monke
         raise UserError("no network")
 
     monkeypatch.setattr("tokenloom.data.registry.download", refuse)
-    with pytest.raises(UserError, match=r"tokenloom data download tinyshakespeare .*; rows that ask for it: 2, 3$"):
+    with pytest.raises(UserError, match=r"tokenloom data download tinyshakespeare .*; rows that read it: 2, 3$"):
         next(
             run(
-                [made("1"), *(made(id, needs="tinyshakespeare") for id in "23")],
-                Folder(tmp_path),
+                [experiment_of("1"), *(experiment_of(id, dataset="tinyshakespeare") for id in "23")],
+                ResultsFolder(tmp_path),
                 RunOptions(),
             )
         )
 
 
 def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
-    rows = [made("1"), made("2", beside=("no_such_package", "digits"))]
-    with pytest.raises(UserError, match=r"row 2 is held against no_such_package: pip install 'tokenloom\[digits\]'"):
-        next(run(rows, Folder(tmp_path), RunOptions()))
+    rows = [experiment_of("1"), experiment_of("2", requires=("no_such_package", "digits"))]
+    with pytest.raises(UserError, match=r"row 2 is compared with no_such_package: pip install 'tokenloom\[digits\]'"):
+        next(run(rows, ResultsFolder(tmp_path), RunOptions()))
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 
@@ -171,24 +173,24 @@ SLOW = '''"""One experiment that is done at once, and one that waits."""
 import time
 from io import StringIO
 
-from tokenloom.lab.experiment import Bench, Outcome, at_most, experiment
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_most, experiment
 
-about = {"asked": "?", "protocol": "none", "explanation": "none"}
+fields = {"question": "?", "protocol": "none", "explanation": "none"}
 
 
-@experiment("first", "At once", **about)
-def first(bench: Bench) -> Outcome:
+@experiment("first", "At once", **fields)
+def first(ctx: ExperimentContext) -> Outcome:
     return Outcome([at_most("zero", 0.0, 0.0)])
 
 
-@experiment("second", "Waits until a file says that it may go on", **about)
-def second(bench: Bench) -> Outcome:
+@experiment("second", "Waits until a file says that it may go on", **fields)
+def second(ctx: ExperimentContext) -> Outcome:
     from pathlib import Path
 
     Path("waiting").touch()
     while not Path("go").exists():
         time.sleep(0.02)
-    return first.run(bench)
+    return first.run(ctx)
 '''
 
 
@@ -204,13 +206,13 @@ def test_ctrl_c_keeps_finished_rows_and_the_next_run_offers_to_go_on(tmp_path: P
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
     assert "stopped; 1 finished row in runs/lab; the same command with --resume continues" in error
-    assert [row["id"] for row in Folder(tmp_path / "runs/lab").rows()] == ["first"]
+    assert [row["id"] for row in ResultsFolder(tmp_path / "runs/lab").rows()] == ["first"]
     (tmp_path / "go").touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         assert main(["lab", "run", "./slow.py"]) == 2
         assert main(["lab", "run", "./slow.py", "--resume", "--json"]) == 0
-    rows = Folder(tmp_path / "runs/lab").rows()
+    rows = ResultsFolder(tmp_path / "runs/lab").rows()
     assert [row["id"] for row in rows] == ["first", "second"]
     assert rows[0]["run"] == rows[1]["run"], "the first was not run again"
 
@@ -219,15 +221,15 @@ def test_quick_rows_and_rows_out_of_tolerance_are_marked() -> None:
     from tokenloom.lab.report import html
 
     rows = [
-        measure(made("1.1", quick=True), RunOptions(quick=True)),
-        measure(made("2.1", 2.0), RunOptions(quick=True)),
+        measure(experiment_of("1.1", quick=True), RunOptions(quick=True)),
+        measure(experiment_of("2.1", 2.0), RunOptions(quick=True)),
     ]
     text = html(rows)
     assert "1 of 2 rows were run in quick form" in text
     assert text.count('class="quick"') == 2, "in the contents and at the row"
     assert 'Out of tolerance: <a href="#row-2.1">' in text
     assert '<tr class="bad"><td>value</td>' in text
-    plain = html([measure(made("1.1"), RunOptions())])
+    plain = html([measure(experiment_of("1.1"), RunOptions())])
     assert "quick form" not in plain
     assert "Out of tolerance" not in plain
 
@@ -239,7 +241,9 @@ def test_a_browser_opens_the_page_without_network_and_without_complaint(tmp_path
     if browser is None:
         pytest.skip("no Chromium is installed")
     page = tmp_path / "report.html"
-    page.write_text(html([measure(one, RunOptions()) for one in (made("1.1"), made("mine"))]), "utf-8")
+    page.write_text(
+        html([measure(one, RunOptions()) for one in (experiment_of("1.1"), experiment_of("mine"))]), "utf-8"
+    )
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=900,1600"]
     flags += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'page.png'}"]
     done = subprocess.run([browser, *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
@@ -256,13 +260,13 @@ def test_a_terminal_sees_what_runs_and_how_far_it_is(monkeypatch: pytest.MonkeyP
 
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    chosen = [made("1", seconds=60.0), made("2", seconds=120.0)]
+    chosen = [experiment_of("1", seconds=60.0), experiment_of("2", seconds=120.0)]
     progress = LabProgress(chosen, quick=False, quiet=False)
-    progress.begin(chosen[0])
+    progress.start(chosen[0])
     progress.update(0.25)
     progress.update(0.5)
-    progress.end({"seconds": 30.0})
-    progress.begin(chosen[1])
+    progress.finish({"seconds": 30.0})
+    progress.start(chosen[1])
     progress.close()
     lines = [line.strip() for line in terminal.getvalue().split("\r")]
     assert lines == [

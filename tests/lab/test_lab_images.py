@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from lab_page import check_page
 
-from tokenloom.lab.experiment import Bench
+from tokenloom.lab.experiment import ExperimentContext
 from tokenloom.lab.image_classification import overlay
 from tokenloom.lab.image_generation import sheet
 from tokenloom.lab.registry import experiments
@@ -26,7 +26,7 @@ def rows() -> dict[str, dict[str, Any]]:
 def test_they_are_within_their_coarse_bounds(rows: dict[str, dict[str, Any]]) -> None:
     for row in rows.values():
         assert row["quick"]
-        assert row["good"], [m for m in row["measures"] if m["good"] is False]
+        assert row["passed"], [m for m in row["measurements"] if m["passed"] is False]
 
 
 def test_accuracy_against_images_and_attention_over_them(rows: dict[str, dict[str, Any]]) -> None:
@@ -49,7 +49,7 @@ def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
     # The size of which the others get the time is trained once.
     assert epochs["y"][2] == timed["y"][2]
     steps = {}
-    for one in rows["4.2"]["measures"]:
+    for one in rows["4.2"]["measurements"]:
         name, _, what = one["name"].partition(", ")
         if what.endswith("tokens, steps, seconds, accuracy"):
             steps.setdefault(name, []).append(int(one["measured"].split(", ")[1].replace(",", "")))
@@ -102,6 +102,6 @@ def test_an_overlay_shines_where_weights_are_large() -> None:
 
 def test_quick_form_needs_no_data_that_must_be_fetched() -> None:
     row = experiments()["4.1"]
-    assert (row.data(quick=False), row.data(quick=True)) == ("mnist-5k", "digits")
-    assert experiments()["2.9"].data(quick=True) == "tinyshakespeare"
-    assert Bench(0).quick is False
+    assert (row.dataset_for(quick=False), row.dataset_for(quick=True)) == ("mnist-5k", "digits")
+    assert experiments()["2.9"].dataset_for(quick=True) == "tinyshakespeare"
+    assert ExperimentContext(0).quick is False

@@ -17,13 +17,13 @@ def quick(id: str) -> dict[str, Any]:
     """A row in quick form; the model is trained once for all of this file."""
     row = measure(experiments()[id], RunOptions(quick=True), MADE)
     assert row["quick"]
-    assert row["good"], [m for m in row["measures"] if m["good"] is False]
+    assert row["passed"], [m for m in row["measurements"] if m["passed"] is False]
     return row
 
 
 def found(row: dict[str, Any], start: str) -> str:
     """What was measured under a name that begins so."""
-    return next(m["measured"] for m in row["measures"] if m["name"].startswith(start))
+    return next(m["measured"] for m in row["measurements"] if m["name"].startswith(start))
 
 
 def test_the_ladder(tinyshakespeare: str) -> None:

@@ -87,8 +87,8 @@ def test_the_gain_is_that_of_the_fewest_labels_and_drawn_as_measured() -> None:
         ("word", "from scratch"): [0.35, 0.6],
     }
     budget = replace(pretraining.FULL, labels={40: 2, 160: 1})
-    gains = [m for m in pretraining.measures_of(means, budget, 0.02) if m.good is not None]
-    assert [(m.measured, m.good) for m in gains] == [("0.1", True), ("-0.05", False)]
+    gains = [m for m in pretraining.measurements_of(means, budget, 0.02) if m.passed is not None]
+    assert [(m.measured, m.passed) for m in gains] == [("0.1", True), ("-0.05", False)]
     plots = pretraining.plots_of(means, budget)
     assert [[list(line.y) for line in plot.lines] for plot in plots] == [
         [[0.5, 0.7], [0.4, 0.7]],
@@ -104,4 +104,4 @@ def test_pre_training_in_quick_form() -> None:
         lacking(str(error))
     row = measure(experiments()["3.13"], RunOptions(quick=True))
     assert row["quick"]
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]

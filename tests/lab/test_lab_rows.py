@@ -17,7 +17,7 @@ def test_a_fast_row_is_within_its_tolerance_and_has_plots_that_can_be_drawn(one:
     from tokenloom.plotting.svg import plot_from, svg
 
     row = measure(one, RunOptions())
-    assert row["good"], [m for m in row["measures"] if not m["good"]]
+    assert row["passed"], [m for m in row["measurements"] if not m["passed"]]
     for plot in row["plots"]:
         assert svg(plot_from(plot)).startswith("<svg")
         assert plot["caption"]
@@ -26,13 +26,13 @@ def test_a_fast_row_is_within_its_tolerance_and_has_plots_that_can_be_drawn(one:
 @pytest.mark.parametrize("one", FAST, ids=lambda one: one.id)
 def test_another_seed_keeps_the_second_tolerance(one: Experiment) -> None:
     row = measure(one, RunOptions(seed=77))
-    assert row["good"], [m for m in row["measures"] if not m["good"]]
-    assert not row["own_seed"]
+    assert row["passed"], [m for m in row["measurements"] if not m["passed"]]
+    assert not row["default_seed"]
 
 
 def test_cost_against_length_in_quick_form() -> None:
     row = measure(experiments()["1.8"], RunOptions(quick=True))
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
     memory = {line["name"]: line["y"] for line in row["plots"][1]["lines"]}
     MiB = 2**20
     assert memory["fused attention"][-1] == pytest.approx(4 * 2048 * 64 * 4 / MiB, rel=0.02), "Q, K, V and Y"
@@ -61,7 +61,7 @@ def test_speeches_are_those_of_who_says_most() -> None:
 def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: str) -> None:
     pytest.importorskip("sklearn")
     row = measure(experiments()["2.8"], RunOptions(seed=seed))
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
     own, theirs, most = (line["y"] for line in row["plots"][0]["lines"])
     assert own == pytest.approx(theirs, abs=1e-9)
     assert max(own) > 2 * most[0], "far better than the most frequent speaker"
@@ -71,8 +71,8 @@ def test_naive_bayes_is_that_of_scikit_learn(seed: int | None, tinyshakespeare: 
 
 def test_positions_beyond_those_of_the_training_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["1.12d"], RunOptions(quick=True))
-    assert row["good"], row["measures"]
-    assert "learned positions for 0 … 63 only" in row["measures"][0]["measured"]
+    assert row["passed"], row["measurements"]
+    assert "learned positions for 0 … 63 only" in row["measurements"][0]["measured"]
     lines = {line["name"]: line["x"] for line in row["plots"][0]["lines"]}
     assert list(lines["learned"]) == [64]
     assert all(list(lines[name]) == [64, 96, 128, 192] for name in ("sinusoidal", "rotary", "relative-bias"))
@@ -92,7 +92,7 @@ def test_a_shorter_window_is_the_beginning_of_a_longer_one() -> None:
 
 def test_the_bottleneck_in_quick_form() -> None:
     row = measure(experiments()["2.10b"], RunOptions(quick=True))
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
     without, beside = (line["y"] for line in row["plots"][0]["lines"])
     assert without[0] > without[-1], "falls with length"
     assert beside[-1] > without[-1]
@@ -102,8 +102,8 @@ def test_word_vectors_in_quick_form(tinyshakespeare: str, monkeypatch: pytest.Mo
     from importlib.util import find_spec
 
     row = measure(experiments()["2.11"], RunOptions(quick=True))
-    assert row["good"], row["measures"]
-    assert any("gensim" in m["name"] for m in row["measures"]) == (find_spec("gensim") is not None)
+    assert row["passed"], row["measurements"]
+    assert any("gensim" in m["name"] for m in row["measurements"]) == (find_spec("gensim") is not None)
     assert "king − man + woman" in row["plots"][1]["text"]
     monkeypatch.setattr("tokenloom.lab.word_vectors.find_spec", lambda name: None)
     monkeypatch.setattr("tokenloom.lab.word_vectors.own_vectors", lambda task, *rest: np.eye(len(task.vocabulary), 9))
@@ -113,19 +113,19 @@ def test_word_vectors_in_quick_form(tinyshakespeare: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("id", ["2.1", "2.10"])
 def test_rows_of_the_second_section_without_data(id: str) -> None:
-    assert measure(experiments()[id], RunOptions())["good"]
+    assert measure(experiments()[id], RunOptions())["passed"]
 
 
 @pytest.mark.parametrize("id", ["2.4", "2.4b", "2.5", "2.6"])
 def test_rows_of_the_second_section_on_the_corpus(id: str, tinyshakespeare: str) -> None:
     row = measure(experiments()[id], RunOptions())
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
 
 
 def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["2.9"], RunOptions(quick=True))
     assert row["quick"]
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
     losses = row["plots"][0]["lines"][0]["y"]
     assert losses[0] == pytest.approx(np.log(65), abs=0.3), "at first all letters are alike"
     assert np.mean(losses[-10:]) < losses[0] - 0.5
@@ -133,20 +133,20 @@ def test_the_elman_network_in_quick_form(tinyshakespeare: str) -> None:
 
 @pytest.mark.parametrize("id", ["3.1", "3.2", "3.8", "3.15"])
 def test_rows_of_the_third_section_without_data(id: str) -> None:
-    assert measure(experiments()[id], RunOptions())["good"]
+    assert measure(experiments()[id], RunOptions())["passed"]
 
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_the_masked_line(seed: int | None, tinyshakespeare: str) -> None:
     row = measure(experiments()["3.12"], RunOptions(seed=seed))
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
 
 
 def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str) -> None:
     made: dict[Any, Any] = {}
     rows = {id: measure(experiments()[id], RunOptions(quick=True), made) for id in ("3.4", "3.6", "3.7", "3.10")}
     assert len(made) == 1, "the model is trained once"
-    assert all(row["good"] for row in rows.values()), rows
+    assert all(row["passed"] for row in rows.values()), rows
     heads = rows["3.7"]["plots"][0]["panels"]
     assert len(heads) == 2
     for panel in heads:
@@ -166,13 +166,13 @@ def test_the_rows_that_read_the_trained_model_in_quick_form(tinyshakespeare: str
 @pytest.mark.parametrize("id", ["2.2", "2.3"])
 def test_merges_of_pairs_are_exact(id: str, tinyshakespeare: str) -> None:
     row = measure(experiments()[id], RunOptions())
-    assert row["good"], row["measures"]
-    assert all(m["tolerance"] == "exact" for m in row["measures"])
+    assert row["passed"], row["measurements"]
+    assert all(m["tolerance"] == "exact" for m in row["measurements"])
 
 
 def test_orders_of_n_grams_in_quick_form(tinyshakespeare: str) -> None:
     row = measure(experiments()["2.7"], RunOptions(quick=True))
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
     lines = {line["name"]: line["y"] for line in row["plots"][0]["lines"]}
     assert lines["add-k, training"][-1] < lines["add-k, validation"][-1], "what was counted is known better"
     assert lines["kneser-ney, validation"][-1] == min(lines["kneser-ney, validation"])
@@ -182,7 +182,7 @@ def test_orders_of_n_grams_in_quick_form(tinyshakespeare: str) -> None:
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_gradients_through_time_keep_their_bound(seed: int | None) -> None:
     row = measure(experiments()["2.10"], RunOptions(seed=seed))
-    assert row["good"], row["measures"]
-    assert sum("÷ its bound" in m["name"] for m in row["measures"]) == 4
+    assert row["passed"], row["measurements"]
+    assert sum("÷ its bound" in m["name"] for m in row["measurements"]) == 4
     lines = {line["name"]: line["y"] for line in row["plots"][0]["lines"]}
     assert lines["tanh, gain 0.5"][0] < 1e-15 < 1e-3 < lines["LSTM, gate near one"][0]

@@ -8,10 +8,10 @@ from tokenloom.lab.runner import RunOptions, measure
 
 def test_ten_digits_are_reversed_as_printed() -> None:
     row = measure(experiments()["3.14"], RunOptions())
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]
     # Its tables have 11 and 2 · 10 rows, of 32; 3 attentions, 2 MLPs, 6 norms, and a head of 10.
     count = 32 * 31 + 3 * 4 * 32**2 + 2 * (2 * 4 * 32**2 + 5 * 32) + 6 * 64 + 330
-    assert row["measures"][0]["measured"] == f"{count:,}"
+    assert row["measurements"][0]["measured"] == f"{count:,}"
     looked = np.array(row["plots"][0]["panels"][0]["values"])
     assert np.allclose(looked.sum(1), 1, atol=1e-5)
     assert looked.argmax(1).tolist() == list(range(9, -1, -1)), "the anti-diagonal"
@@ -21,4 +21,4 @@ def test_ten_digits_are_reversed_as_printed() -> None:
 def test_reversal_in_quick_form() -> None:
     row = measure(experiments()["3.14"], RunOptions(quick=True))
     assert row["quick"]
-    assert row["good"], row["measures"]
+    assert row["passed"], row["measurements"]

@@ -48,7 +48,7 @@ def list_all(**given: Any) -> None:
 
     rows = list(experiments().values())
     if build(JsonOptions, given).json:
-        print_json({"experiments": [{"id": one.id, "title": one.title, "asked": one.asked} for one in rows]})
+        print_json({"experiments": [{"id": one.id, "title": one.title, "question": one.question} for one in rows]})
         return
     print_table([[f"{one.id} ", one.title, "yes" if one.quick else ""] for one in rows], ["row", "", "quick form"])
 
@@ -56,8 +56,8 @@ def list_all(**given: Any) -> None:
 def run(**given: Any) -> int:
     """Run experiments and compare results with published figures; exit code 1 when one is out of tolerance."""
     from tokenloom.lab.registry import experiments, find
-    from tokenloom.lab.runner import Folder, RunOptions
-    from tokenloom.lab.runner import run as rows_of
+    from tokenloom.lab.runner import ResultsFolder, RunOptions
+    from tokenloom.lab.runner import run as run_rows
 
     own = build(LabRunOptions, given)
     if bool(own.ids) == own.all:
@@ -65,13 +65,13 @@ def run(**given: Any) -> int:
     chosen = list(experiments().values()) if own.all else find(own.ids)
     progress = LabProgress(chosen, quick=own.quick, quiet=own.quiet)
     rows = []
-    folder = Folder(own.out)
+    folder = ResultsFolder(own.out)
     try:
-        again: dict[str, Any] = {"resume": own.resume, "overwrite": own.overwrite}
-        show_progress: dict[str, Any] = {"begin": progress.begin, "tell": progress.update}
-        for row in rows_of(chosen, folder, RunOptions(own.seed, own.quick), **again, **show_progress):
+        modes: dict[str, Any] = {"resume": own.resume, "overwrite": own.overwrite}
+        callbacks: dict[str, Any] = {"on_start": progress.start, "report_progress": progress.update}
+        for row in run_rows(chosen, folder, RunOptions(own.seed, own.quick), **modes, **callbacks):
             rows.append(row)
-            progress.end(row)
+            progress.finish(row)
             if not own.json:
                 show(row)
     except KeyboardInterrupt:
@@ -83,24 +83,24 @@ def run(**given: Any) -> int:
     if own.resume:
         ids = {one.id for one in chosen}
         rows = [row for row in folder.rows() if row["id"] in ids]
-    bad = [row["id"] for row in rows if not row["good"]]
+    bad = [row["id"] for row in rows if not row["passed"]]
     if own.json:
         print_json({"rows": [{k: v for k, v in row.items() if k != "plots"} for row in rows], "out": own.out})
     else:
-        verdict = f"out of tolerance: {', '.join(bad)}" if bad else "all within tolerance"
-        spent = sum(row["processor_seconds"] for row in rows)
+        summary = f"out of tolerance: {', '.join(bad)}" if bad else "all within tolerance"
+        seconds = sum(row["cpu_seconds"] for row in rows)
         next_command = f"tokenloom lab report --out {own.out}"
-        print(f"{len(rows)} rows, {verdict}; {duration(spent)} of one core; report: {next_command}")
+        print(f"{len(rows)} rows, {summary}; {duration(seconds)} of one core; report: {next_command}")
     return 1 if bad else 0
 
 
 def report(**given: Any) -> None:
     """Write the report of all rows that were run: one self-contained HTML page."""
     from tokenloom.lab.report import html
-    from tokenloom.lab.runner import Folder
+    from tokenloom.lab.runner import ResultsFolder
 
     own = build(LabReportOptions, given)
-    rows = Folder(own.out).rows()
+    rows = ResultsFolder(own.out).rows()
     if not rows:
         raise UserError(f"{own.out}: has no rows; tokenloom lab run --all --out {own.out} writes them")
     path = Path(own.page) if own.page else Path(own.out) / "report.html"
@@ -109,16 +109,16 @@ def report(**given: Any) -> None:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; --page names another file") from error
     if own.json:
-        print_json({"page": str(path), "rows": len(rows), "good": sum(row["good"] for row in rows)})
+        print_json({"page": str(path), "rows": len(rows), "passed": sum(row["passed"] for row in rows)})
     else:
         print(path)
 
 
 def new(name: Annotated[str, Parameter(help="name of the experiment; writes NAME.py")], /, **given: Any) -> None:
     """Write a template of an experiment into the current folder."""
-    from tokenloom.lab.template import write
+    from tokenloom.lab.template import write_template
 
-    path = write(name)
+    path = write_template(name)
     if build(JsonOptions, given).json:
         print_json({"file": str(path)})
     else:
@@ -128,10 +128,12 @@ def new(name: Annotated[str, Parameter(help="name of the experiment; writes NAME
 def show(row: dict[str, Any]) -> None:
     """Print the results of a row."""
     print(f"\n{row['id']} {row['title']}{' (quick form)' if row['quick'] else ''}, seed {row['seed']}")
-    print(f"asked:    {row['asked']}\nprotocol: {row['protocol']}")
-    marks = {True: "within", False: "OUT", None: "shown"}
-    cells = [[m["name"], m["published"], m["measured"], m["tolerance"], marks[m["good"]]] for m in row["measures"]]
-    print_table(cells, ["figure", "published", "measured", "tolerance", "verdict"])
+    print(f"question: {row['question']}\nprotocol: {row['protocol']}")
+    results = {True: "within", False: "OUT", None: "shown"}
+    cells = [
+        [m["name"], m["published"], m["measured"], m["tolerance"], results[m["passed"]]] for m in row["measurements"]
+    ]
+    print_table(cells, ["value", "published", "measured", "tolerance", "result"])
     for note in row["notes"]:
         print(f"note: {note}")
 
@@ -147,7 +149,7 @@ class LabProgress:
         self.text = ""
         self.terminal = sys.stderr.isatty()
 
-    def begin(self, one: Experiment) -> None:
+    def start(self, one: Experiment) -> None:
         """Show the row that starts."""
         self.position = self.chosen.index(one)
         left = sum(other.seconds for other in self.chosen[self.position :])
@@ -157,18 +159,18 @@ class LabProgress:
             self.text = f"{self.position + 1} of {len(self.chosen)}: {one.id} {one.title}{rest}"
             print(self._line(self.text), end="\r" if self.terminal else "\n", file=sys.stderr, flush=True)
 
-    def update(self, share: float) -> None:
+    def update(self, fraction: float) -> None:
         """Show the fraction of a training in it that is done; only in a terminal."""
         now = time.perf_counter()
         if self.terminal and not self.quiet and now - self.shown >= self.EVERY:
             self.shown = now
-            print(self._line(f"{self.text}, training {share:.0%}"), end="\r", file=sys.stderr, flush=True)
+            print(self._line(f"{self.text}, training {fraction:.0%}"), end="\r", file=sys.stderr, flush=True)
 
     def _line(self, text: str) -> str:
         return f"{text[:100]:<100}" if self.terminal else text
 
-    def end(self, row: dict[str, Any]) -> None:
-        """Count the seconds of a row that ended."""
+    def finish(self, row: dict[str, Any]) -> None:
+        """Add the seconds of a finished row, for the ETA."""
         self.spent += row["seconds"]
         self.expected += self.chosen[self.position].seconds
 

@@ -1,1 +1,1 @@
-"""The reference experiments: every published figure of the chapter, run again and held against the print."""
+"""The reference experiments: the published figures of the textbook's chapter, reproduced."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, exact, experiment
 from tokenloom.nn.attention import MultiHeadAttention, attention, attention_weights
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
@@ -22,14 +22,14 @@ def gap(a: Tensor, b: Tensor) -> float:
 @experiment(
     "1.1",
     "Simple self-attention",
-    asked="What does attention do when it has no parameters at all?",
+    question="What does attention do when it has no parameters at all?",
     protocol="Weights = row softmax of X Xᵀ, X 5 × 4 standard normal.",
     explanation="Each row of weights is positive and sums to one, so each output lies inside the convex hull of the "
     "inputs. Tokens that resemble each other are averaged; nothing is learned.",
 )
-def simple(bench: Bench) -> Outcome:
+def simple(ctx: ExperimentContext) -> Outcome:
     """1.1."""
-    X = torch.randn(5, 4, generator=bench.generator())
+    X = torch.randn(5, 4, generator=ctx.generator())
     A = attention_weights(X @ X.T)
     # The library's attention divides by √Dh: queries of √Dh · X undo that.
     Y, same = attention(2.0 * X[None, None], X[None, None], X[None, None], return_weights=True)
@@ -42,81 +42,81 @@ def simple(bench: Bench) -> Outcome:
         y="output",
         panels=[Panel("weights", A.tolist(), names, names)],
     )
-    measures = [
+    measurements = [
         at_most("row sums − 1", 1e-6, gap(A.sum(1), torch.ones(5)), "every row sums to 1"),
         at_least("smallest weight", 0.0, A.min().item(), "convex combination"),
         at_most("outputs beyond the range of the inputs", 1e-6, outside, "convex combination"),
         at_most("attention() − the formula", 1e-6, max(gap(same[0, 0], A), gap(Y[0, 0], A @ X))),
     ]
-    return Outcome(measures, [plot])
+    return Outcome(measurements, [plot])
 
 
 @experiment(
     "1.2",
     "Symmetry of scores",
-    asked="Why do queries and keys need matrices of their own?",
+    question="Why do queries and keys need matrices of their own?",
     protocol="X U Uᵀ Xᵀ with one shared U against X W_q W_kᵀ Xᵀ; X 5 × 4.",
     explanation="With one matrix for both, how much n attends to m is how much m attends to n. A chisel is a tool, but "
     "a tool is seldom a chisel: two matrices let relations have a direction.",
 )
-def symmetry(bench: Bench) -> Outcome:
+def symmetry(ctx: ExperimentContext) -> Outcome:
     """1.2."""
-    g = bench.generator()
+    g = ctx.generator()
     X, U, W_q, W_k = (torch.randn(*shape, generator=g) for shape in ((5, 4), (4, 4), (4, 4), (4, 4)))
     shared, separate = X @ U @ U.T @ X.T, X @ W_q @ W_k.T @ X.T
     panels = [Panel("shared U", shared.tolist(), signed=True), Panel("W_q and W_k", separate.tolist(), signed=True)]
     plot = Plot("Scores", "Only the left one is its own mirror image.", x="key", y="query", panels=panels)
-    measures = [
+    measurements = [
         at_most("shared: scores − transposed", 1e-4, gap(shared, shared.T), "symmetric"),
         at_least("separate: scores − transposed", 1e-2, gap(separate, separate.T), "not symmetric"),
     ]
-    return Outcome(measures, [plot])
+    return Outcome(measurements, [plot])
 
 
 @experiment(
     "1.3",
     "The variance of the dot product",
-    asked="How large are scores before and after scaling?",
+    question="How large are scores before and after scaling?",
     protocol="20,000 pairs q, k ~ N(0, I), all q before all k, G(1), D_k = 4, 16, 64, 256 in that order.",
     explanation="A dot product adds D_k independent products of variance one, so its variance is D_k. Dividing by √D_k "
     "brings it back to one whatever the width, and the softmax stays away from its flat ends.",
     seed=1,
 )
-def variance(bench: Bench) -> Outcome:
+def variance(ctx: ExperimentContext) -> Outcome:
     """1.3."""
-    generator = bench.generator()
+    generator = ctx.generator()
     published = {4: (4.03, 1.007), 16: (16.36, 1.023), 64: (64.58, 1.009), 256: (259.84, 1.015)}
-    measures, plain_found, scaled_found = [], [], []
+    measurements, plain_found, scaled_found = [], [], []
     for width, (plain, scaled) in published.items():
         q, k = (torch.randn(20_000, width, generator=generator) for _ in "qk")
         products = (q * k).sum(-1)
         plain_found.append(products.var().item())
         scaled_found.append((products / math.sqrt(width)).var().item())
-        measures.append(bench.digits(f"var(qᵀk), D_k = {width}", plain, plain_found[-1], 2, 0.06 * width))
-        measures.append(bench.digits(f"after ÷ √D_k, D_k = {width}", scaled, scaled_found[-1], 3, 0.06))
+        measurements.append(ctx.digits(f"var(qᵀk), D_k = {width}", plain, plain_found[-1], 2, 0.06 * width))
+        measurements.append(ctx.digits(f"after ÷ √D_k, D_k = {width}", scaled, scaled_found[-1], 3, 0.06))
     lines = [Line("qᵀk", list(published), plain_found), Line("qᵀk ÷ √D_k", list(published), scaled_found)]
     caption = "The variance grows with the width; divided by √D_k it stays at one."
-    return Outcome(measures, [Plot("Variance", caption, "D_k", "variance", lines, log_x=True, log_y=True)])
+    return Outcome(measurements, [Plot("Variance", caption, "D_k", "variance", lines, log_x=True, log_y=True)])
 
 
 @experiment(
     "1.4",
     "Saturation",
-    asked="What does an unscaled score do to the softmax?",
+    question="What does an unscaled score do to the softmax?",
     protocol="One query, then ten keys ~ N(0, 1), G(2), D_k = 4, 64, 512; largest weight, norm of the Jacobian.",
     explanation="Wide vectors make some score far larger than the others; the softmax then puts all weight on one key "
     "and its derivative vanishes, so nothing is learned. With scaling the Jacobian keeps its size.",
     seed=2,
 )
-def saturation(bench: Bench) -> Outcome:
+def saturation(ctx: ExperimentContext) -> Outcome:
     """1.4."""
-    g = bench.generator()
+    g = ctx.generator()
     published = {
         4: ("0.311 / 3.75e-1", "0.202 / 3.26e-1"),
         64: ("0.995 / 9.60e-3", "0.410 / 3.64e-1"),
         512: ("1.000 / 9.17e-7", "0.424 / 3.66e-1"),
     }
-    measures = []
+    measurements = []
     norms: dict[str, list[float]] = {"unscaled": [], "scaled": []}
     for width, printed in published.items():
         q, K = torch.randn(width, generator=g), torch.randn(10, width, generator=g)
@@ -125,30 +125,30 @@ def saturation(bench: Bench) -> Outcome:
             found.append((a.diag() - torch.outer(a, a)).norm().item())
             mantissa, _, power = f"{found[-1]:.2e}".partition("e")
             label = f"{name}, D_k = {width}: largest weight / Jacobian"
-            if bench.own_seed:
-                measures.append(exact(label, text, f"{a.max():.3f} / {mantissa}e{int(power)}"))
-    if not bench.own_seed:
-        measures = [
+            if ctx.default_seed:
+                measurements.append(exact(label, text, f"{a.max():.3f} / {mantissa}e{int(power)}"))
+    if not ctx.default_seed:
+        measurements = [
             at_least("scaled: smallest Jacobian", 0.1, min(norms["scaled"])),
             at_most("unscaled: Jacobian at D_k = 512", 0.1, norms["unscaled"][-1]),
         ]
     lines = [Line(name, list(published), values) for name, values in norms.items()]
     caption = "Without scaling the derivative of the softmax vanishes with the width."
     plot = Plot("How much the softmax still moves", caption, "D_k", "norm of the Jacobian", lines)
-    return Outcome(measures, [Plot(**{**vars(plot), "log_x": True, "log_y": True})])
+    return Outcome(measurements, [Plot(**{**vars(plot), "log_x": True, "log_y": True})])
 
 
 @experiment(
     "1.5",
     "Multi-head attention equals the framework's",
-    asked="Does our layer compute what torch.nn.MultiheadAttention does?",
+    question="Does our layer compute what torch.nn.MultiheadAttention does?",
     protocol="The same weights in both, B = 2, N = 7, D = 16, H = 4.",
     explanation="Two independent implementations that agree to rounding are unlikely to share a mistake. The framework "
     "keeps the three input maps in one matrix; ours are loaded from it, part by part.",
 )
-def framework(bench: Bench) -> Outcome:
+def framework(ctx: ExperimentContext) -> Outcome:
     """1.5."""
-    torch.manual_seed(bench.seed)
+    torch.manual_seed(ctx.seed)
     ours, theirs = MultiHeadAttention(16, 4), nn.MultiheadAttention(16, 4, bias=False, batch_first=True)
     with torch.no_grad():
         theirs.in_proj_weight.copy_(torch.cat([ours.W_q.weight, ours.W_k.weight, ours.W_v.weight]))
@@ -160,7 +160,7 @@ def framework(bench: Bench) -> Outcome:
     return Outcome(
         [
             at_most("outputs", 1e-6, gap(Y, expected), "equal"),
-            at_most("outputs, fused road", 1e-6, gap(fused, expected), "equal"),
+            at_most("outputs, fused backend", 1e-6, gap(fused, expected), "equal"),
             at_most("weights of each head", 1e-6, gap(hooks.values["pattern"], weights), "equal"),
         ]
     )
@@ -169,15 +169,15 @@ def framework(bench: Bench) -> Outcome:
 @experiment(
     "1.6",
     "The layer is a sum over heads",
-    asked="How do heads come together, and what do they cost?",
+    question="How do heads come together, and what do they cost?",
     protocol="Σ_h A_h X W_v,h W_o,h against the layer; D = 16, H = 1, 2, 4, 8, N = 9.",
     explanation="Concatenating heads and multiplying by W_o is the same as adding each head's own map. The parameters "
     "are 4D², neither more tokens nor more heads change that.",
 )
-def heads(bench: Bench) -> Outcome:
+def heads(ctx: ExperimentContext) -> Outcome:
     """1.6."""
-    torch.manual_seed(bench.seed)
-    measures = []
+    torch.manual_seed(ctx.seed)
+    measurements = []
     for count in (1, 2, 4, 8):
         layer, X, width = MultiHeadAttention(16, count), torch.randn(2, 9, 16), 16 // count
         total = torch.zeros_like(X)
@@ -186,22 +186,22 @@ def heads(bench: Bench) -> Outcome:
             part = slice(h * width, (h + 1) * width)
             A = (X @ W_q[:, part] @ (X @ W_k[:, part]).mT / math.sqrt(width)).softmax(-1)
             total += A @ X @ W_v[:, part] @ W_o[part]
-        measures.append(at_most(f"H = {count}: layer − sum", 1e-5, gap(layer(X).detach(), total), "equal"))
-        measures.append(exact(f"H = {count}: parameters", "1,024", f"{count_parameters(layer):,}"))
-    return Outcome(measures)
+        measurements.append(at_most(f"H = {count}: layer − sum", 1e-5, gap(layer(X).detach(), total), "equal"))
+        measurements.append(exact(f"H = {count}: parameters", "1,024", f"{count_parameters(layer):,}"))
+    return Outcome(measurements)
 
 
 @experiment(
     "1.9",
     "Permutation equivariance",
-    asked="Does attention know the order of its tokens?",
+    question="Does attention know the order of its tokens?",
     protocol="layer(X[perm]) against layer(X)[perm], D = 16, H = 4, N = 7.",
     explanation="Attention sees a set: shuffled inputs give the same outputs, shuffled. Order has to be put in by "
     "positions or by a mask.",
 )
-def permutation(bench: Bench) -> Outcome:
+def permutation(ctx: ExperimentContext) -> Outcome:
     """1.9."""
-    torch.manual_seed(bench.seed)
+    torch.manual_seed(ctx.seed)
     layer, X, order = MultiHeadAttention(16, 4), torch.randn(1, 7, 16), torch.randperm(7)
     found = gap(layer(X[:, order]).detach(), layer(X)[:, order].detach())
     return Outcome([at_most("layer(X[perm]) − layer(X)[perm]", 1e-5, found, "equal")])
@@ -210,14 +210,14 @@ def permutation(bench: Bench) -> Outcome:
 @experiment(
     "1.12b",
     "Rank and span",
-    asked="What can one head write?",
+    question="What can one head write?",
     protocol="Singular values of W_v,h W_o,h (D = 16, H = 4, float64); output rows against the span of the value rows.",
     explanation="A head reads through a narrow map, so W_v W_o has at most D/H singular values that are not zero. What "
     "it writes is a mixture of value vectors and lies in their span.",
 )
-def rank(bench: Bench) -> Outcome:
+def rank(ctx: ExperimentContext) -> Outcome:
     """1.12b."""
-    torch.manual_seed(bench.seed)
+    torch.manual_seed(ctx.seed)
     layer, X, hooks = MultiHeadAttention(16, 4).double(), torch.randn(1, 3, 16).double(), Hooks("pattern")
     layer(X, hooks=hooks)
     W_v, W_o = layer.W_v.weight.detach().T, layer.W_o.weight.detach().T

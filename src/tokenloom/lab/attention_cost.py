@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenloom.lab.experiment import Bench, Outcome, at_least, between, experiment, shown
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, between, experiment, shown
 from tokenloom.nn.attention import attention, explicit_attention
 from tokenloom.nn.mlp import MLP
 from tokenloom.plotting.svg import Line, Plot
@@ -80,7 +80,7 @@ def clock() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
-def processor_seconds(works: Sequence[Callable[[], Any]]) -> tuple[list[float], list[float]]:
+def cpu_seconds(works: Sequence[Callable[[], Any]]) -> tuple[list[float], list[float]]:
     """Seconds of `clock` for one call of each, and processor seconds with the system's own: the best of three rounds
     over all of them, so that a disturbance meets one round of each at most."""
     calls = []
@@ -107,7 +107,7 @@ def slope(lengths: tuple[int, ...], values: list[float]) -> float:
 @experiment(
     "1.8",
     "Cost against length",
-    asked="What does a text twice as long cost?",
+    question="What does a text twice as long cost?",
     protocol="D = 64, one head, N = 256 … 4096: explicit N × N attention without output map, the same through the "
     "fused kernel, and an MLP with 256 ReLU units; best of 3, no gradients, one thread, processor time without the "
     "system's own. Slopes from N = 512.",
@@ -117,11 +117,11 @@ def slope(lengths: tuple[int, ...], values: list[float]) -> float:
     seconds=4.0,
     quick=True,
 )
-def cost(bench: Bench) -> Outcome:
+def cost(ctx: ExperimentContext) -> Outcome:
     """1.8."""
-    g = bench.generator()
+    g = ctx.generator()
     maps = [torch.randn(D, D, generator=g) / D**0.5 for _ in "qkv"]
-    torch.manual_seed(bench.seed)
+    torch.manual_seed(ctx.seed)
     mlp = MLP(D, 4 * D, "relu")
 
     def heads(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,12 +133,12 @@ def cost(bench: Bench) -> Outcome:
         "fused attention": lambda X: attention(*heads(X)),
         "MLP": mlp,
     }
-    lengths = QUICK_LENGTHS if bench.quick else LENGTHS
+    lengths = QUICK_LENGTHS if ctx.quick else LENGTHS
     longest = f"N = {lengths[-1]}"
     inputs = [torch.randn(N, D, generator=g) for N in lengths]
     bound = [partial(work, X) for work in works.values() for X in inputs]
     with torch.no_grad():
-        found = [[peak_bytes(work) / 2**20 for work in bound], *processor_seconds(bound)]
+        found = [[peak_bytes(work) / 2**20 for work in bound], *cpu_seconds(bound)]
     count = len(lengths)
     memory, seconds, whole = (
         {name: values[i * count : (i + 1) * count] for i, name in enumerate(works)} for values in found
@@ -149,10 +149,10 @@ def cost(bench: Bench) -> Outcome:
     times = [values["explicit attention"][-1] / values["fused attention"][-1] for values in (seconds, whole)]
     steepness, bulk = "slope of the time, {}".format, "slope of the memory, {}".format
     spared = last["explicit attention"] / last["fused attention"]
-    low, high = (1.4, 2.6) if bench.quick else (1.7, 2.3)
-    measures = [
+    low, high = (1.4, 2.6) if ctx.quick else (1.7, 2.3)
+    measurements = [
         between(steepness("explicit attention"), low, high, steep["explicit attention"], "1.7 … 2.3"),
-        between(steepness("MLP"), 0.6 if bench.quick else 0.8, 1.6 if bench.quick else 1.3, steep["MLP"], "0.8 … 1.3"),
+        between(steepness("MLP"), 0.6 if ctx.quick else 0.8, 1.6 if ctx.quick else 1.3, steep["MLP"], "0.8 … 1.3"),
         shown(steepness("fused attention"), f"{steep['fused attention']:.2f}"),
         between(bulk("explicit attention"), 1.7, 2.1, wide["explicit attention"], "own figure"),
         between(bulk("fused attention"), 0.9, 1.1, wide["fused attention"], "own figure"),
@@ -161,7 +161,7 @@ def cost(bench: Bench) -> Outcome:
         shown("threads", str(torch.get_num_threads())),
     ]
     for name in works:
-        measures.append(shown(f"{name}, {longest}", f"{seconds[name][-1] * 1e3:.1f} ms, {last[name]:.1f} MiB"))
+        measurements.append(shown(f"{name}, {longest}", f"{seconds[name][-1] * 1e3:.1f} ms, {last[name]:.1f} MiB"))
 
     def course(title: str, caption: str, unit: str, values: dict[str, list[float]]) -> Plot:
         lines = [Line(name, lengths, found) for name, found in values.items()]
@@ -171,4 +171,4 @@ def cost(bench: Bench) -> Outcome:
         course("Time", "Twice the length: four times the time of attention.", "seconds", seconds),
         course("Memory", "The N × N weights fill the memory; the fused kernel has none.", "MiB at once", memory),
     ]
-    return Outcome(measures, plots)
+    return Outcome(measurements, plots)

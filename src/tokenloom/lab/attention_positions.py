@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between, exact, experiment
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, between, exact, experiment
 from tokenloom.nn.attention import MultiHeadAttention
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.initialization import constant, framework_linear, initialize, normal_by_inputs
@@ -27,45 +27,45 @@ LAYER_TABLE = [
 @experiment(
     "1.7",
     "Pre-norm and post-norm",
-    asked="How long do tokens get on their way through a deep stack?",
+    question="How long do tokens get on their way through a deep stack?",
     protocol="Mean token norm after each of 12 fresh layers, D = 32, H = 4, G(3), then the input 8 × 20 × 32.",
     explanation="A norm after the sum sets every token back to √D. A norm before each part leaves the residual stream "
     "alone: it grows with depth, and gradients have a straight way back.",
     seed=3,
 )
-def norms(bench: Bench) -> Outcome:
+def norms(ctx: ExperimentContext) -> Outcome:
     """1.7."""
     pre = "6.10 6.57 7.16 8.14 9.24 9.98 10.99 12.09 12.64 14.01 14.54 15.74"
-    measures, lines = [], []
+    measurements, lines = [], []
     for name, pre_norm, published in (("post-norm", False, " ".join(["5.66"] * 12)), ("pre-norm", True, pre)):
         layers = [
             TransformerLayer(MultiHeadAttention(32, 4), MLP(32, 128), lambda: torch.nn.LayerNorm(32), pre_norm=pre_norm)
             for _ in range(12)
         ]
-        stack, g = Transformer(layers), bench.generator()
+        stack, g = Transformer(layers), ctx.generator()
         initialize(stack, LAYER_TABLE, g)
         X, hooks = torch.randn(8, 20, 32, generator=g), Hooks("layers.*.resid_post")
         with torch.no_grad():
             stack(X, hooks=hooks)
         found = [Y.norm(dim=-1).mean().item() for Y in hooks.values.values()]
         lines.append(Line(name, list(range(1, 13)), found))
-        if bench.own_seed or not pre_norm:
-            measures.append(exact(name, published, " ".join(f"{value:.2f}" for value in found)))
+        if ctx.default_seed or not pre_norm:
+            measurements.append(exact(name, published, " ".join(f"{value:.2f}" for value in found)))
         else:
-            measures.append(between("pre-norm: last ÷ first", 1.8, 3.5, found[-1] / found[0]))
+            measurements.append(between("pre-norm: last ÷ first", 1.8, 3.5, found[-1] / found[0]))
     caption = "Post-norm stays at √32; pre-norm grows layer by layer."
-    return Outcome(measures, [Plot("Mean norm of a token", caption, "layer", "norm", lines)])
+    return Outcome(measurements, [Plot("Mean norm of a token", caption, "layer", "norm", lines)])
 
 
 @experiment(
     "1.10",
     "Sinusoidal encoding",
-    asked="Does every position get a vector of its own?",
+    question="Does every position get a vector of its own?",
     protocol="2,000 positions, D = 32, base 10,000: sin(w_j n) and cos(w_j n) in turn, w_j = base^(−2j/D).",
     explanation="Pairs of features turn like the hands of clocks, the fast ones tell neighbors apart and the slow "
     "ones tell where in the text. All values stay within −1 … 1, however long the text.",
 )
-def sinusoidal(bench: Bench) -> Outcome:
+def sinusoidal(ctx: ExperimentContext) -> Outcome:
     """1.10."""
     r = Sinusoidal(32).encode(torch.arange(2000), torch.float64)
     waves = 2 * math.pi / torch.atan2(r[1, 0::2], r[1, 1::2])
@@ -90,12 +90,12 @@ def sinusoidal(bench: Bench) -> Outcome:
 @experiment(
     "1.11",
     "A shift is a rotation",
-    asked="Can a linear map find the token seven places on?",
+    question="Can a linear map find the token seven places on?",
     protocol="Block-diagonal M_7 of 2 × 2 rotations maps r_n to r_{n+7}, n = 0 … 1992; sines only: best least squares.",
     explanation="Sine and cosine together turn by a fixed angle when n grows by seven, so one matrix serves all n. "
     "Sines alone do not say which way they move: no map will do.",
 )
-def shift(bench: Bench) -> Outcome:
+def shift(ctx: ExperimentContext) -> Outcome:
     """1.11."""
     r = Sinusoidal(32).encode(torch.arange(2000), torch.float64)
     M = torch.zeros(32, 32, dtype=torch.float64)
@@ -106,47 +106,47 @@ def shift(bench: Bench) -> Outcome:
     best = torch.linalg.lstsq(sines[:-7], sines[7:]).solution
     alone = (sines[:-7] @ best - sines[7:]).square().mean().sqrt()
     error = (r[:-7] @ M.T - r[7:]).abs().max().item()
-    measures = [at_most("error of M_7", 1e-12, error, "2.0e-13")]
-    measures += [exact(f"r_n · r_(n+3), n = {n}", "12.2724", f"{r[n] @ r[n + 3]:.4f}") for n in (10, 500, 1500)]
-    measures.append(exact("sines only, RMS error", "0.311", f"{alone:.3f}"))
+    measurements = [at_most("error of M_7", 1e-12, error, "2.0e-13")]
+    measurements += [exact(f"r_n · r_(n+3), n = {n}", "12.2724", f"{r[n] @ r[n + 3]:.4f}") for n in (10, 500, 1500)]
+    measurements.append(exact("sines only, RMS error", "0.311", f"{alone:.3f}"))
     plot = Plot("M_7", "Rotations along the diagonal.", panels=[Panel("M_7", M.tolist(), signed=True)])
-    return Outcome(measures, [plot])
+    return Outcome(measurements, [plot])
 
 
 @experiment(
     "1.12",
     "Near-orthogonality",
-    asked="Why can positions be added to tokens without harm?",
+    question="Why can positions be added to tokens without harm?",
     protocol="Cosine of 5,000 random pairs, D = 4, 64, 1024, numpy default_rng(12).",
     explanation="Random directions in many dimensions are nearly at right angles, with a spread of 1/√D. Two things "
     "that are added can therefore still be told apart.",
     seed=12,
 )
-def orthogonal(bench: Bench) -> Outcome:
+def orthogonal(ctx: ExperimentContext) -> Outcome:
     """1.12."""
-    draws = np.random.default_rng(bench.seed)
-    widths, found, measures = [4, 64, 1024], [], []
+    draws = np.random.default_rng(ctx.seed)
+    widths, found, measurements = [4, 64, 1024], [], []
     for width, published in zip(widths, (0.5012, 0.1281, 0.0312), strict=True):
         a, b = draws.standard_normal((5000, width)), draws.standard_normal((5000, width))
         cosines = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
         found.append(float(cosines.std()))
-        measures.append(bench.near(f"std of the cosine, D = {width}", published, found[-1], 0.01, 0.015))
+        measurements.append(ctx.near(f"std of the cosine, D = {width}", published, found[-1], 0.01, 0.015))
     lines = [Line("measured", widths, found), Line("1/√D", widths, [width**-0.5 for width in widths])]
     plot = Plot("Spread of the cosine", "It follows 1/√D.", "D", "std", lines, log_x=True, log_y=True)
-    return Outcome(measures, [plot])
+    return Outcome(measurements, [plot])
 
 
 @experiment(
     "1.12c",
     "Adding or concatenating positions",
-    asked="Is adding positions poorer than concatenating them?",
+    question="Is adding positions poorer than concatenating them?",
     protocol="A linear map of [x; r] against W₁ x + W₂ r.",
     explanation="A map of the concatenation is the sum of a map of each part. Adding r to x is the case in which the "
     "positions have been through their own map already.",
 )
-def concatenated(bench: Bench) -> Outcome:
+def concatenated(ctx: ExperimentContext) -> Outcome:
     """1.12c."""
-    g = bench.generator()
+    g = ctx.generator()
     x, r, W = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((7, 16), (7, 16), (32, 16)))
     found = (torch.cat((x, r), 1) @ W - (x @ W[:16] + r @ W[16:])).abs().max().item()
     return Outcome([at_most("[x; r] W − (x W₁ + r W₂)", 1e-12, found, "equal")])
@@ -155,16 +155,16 @@ def concatenated(bench: Bench) -> Outcome:
 @experiment(
     "1.13",
     "Attention as a sparse layer",
-    asked="What would a dense layer look like that does the same?",
+    question="What would a dense layer look like that does the same?",
     protocol="The (ND) × (ND) matrix that equals one attention layer with its weights held fixed; N = 6, D = 8, H = 2.",
     explanation="With the weights held fixed, attention is a linear map of all tokens at once: block (n, m) is "
     "Σ_h a_nm W_v,h W_o,h. The blocks share these few matrices, which is why N² D + N D² steps do the work of (ND)².",
 )
-def sparse(bench: Bench) -> Outcome:
+def sparse(ctx: ExperimentContext) -> Outcome:
     """1.13."""
     from tokenloom.nn.masks import Causal
 
-    torch.manual_seed(bench.seed)
+    torch.manual_seed(ctx.seed)
     N, D, H = 6, 8, 2
     layer, X, hooks = MultiHeadAttention(D, H).double(), torch.randn(1, N, D).double(), Hooks("pattern")
     Y = layer(X, mask=Causal(), hooks=hooks).detach()

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenloom.lab.corpus import CORPUS, corpus_text
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, shown
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, exact, experiment, shown
 from tokenloom.models.naive_bayes import NaiveBayes
 from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tasks.text_classification import LabeledSamples, TextClassification, TextClassificationSettings
@@ -42,21 +42,21 @@ def counts_of(samples: LabeledSamples, vocab_size: int) -> tuple[NDArray[np.int6
 @experiment(
     "2.8",
     "Naive Bayes",
-    asked="Can the speaker be told from the words alone?",
+    question="Can the speaker be told from the words alone?",
     protocol="The speeches of the five speakers with the most text in Tiny Shakespeare, 30 % of each held out; word "
     "counts with add-α smoothing, in log space; scikit-learn's MultinomialNB on the same counts.",
     explanation="A speech is modeled as a bag of words drawn from the distribution of its speaker. That is naive, yet "
     "twice as accurate as the most frequent class. Products of many small probabilities are computed as sums of "
     "logarithms, since they would underflow; α is the count given to words that a speaker has never used.",
-    needs=CORPUS,
+    dataset=CORPUS,
     seconds=1.0,
 )
-def naive_bayes(bench: Bench) -> Outcome:
+def naive_bayes(ctx: ExperimentContext) -> Outcome:
     """2.8."""
     from sklearn.naive_bayes import MultinomialNB
 
     items = speeches(corpus_text(), SPEAKERS)
-    task = TextClassification(TextClassificationSettings(model="naive-bayes", val_fraction=0.3, split_seed=bench.seed))
+    task = TextClassification(TextClassificationSettings(model="naive-bayes", val_fraction=0.3, split_seed=ctx.seed))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "speeches.jsonl"
         path.write_text("\n".join(json.dumps({"text": text, "label": name}) for text, name in items), "utf-8")
@@ -74,7 +74,7 @@ def naive_bayes(bench: Bench) -> Outcome:
     own: list[float] = []
     theirs: list[float] = []
     differences: list[float] = []
-    measures = []
+    measurements = []
     for alpha in ALPHAS:
         learned.alpha.fill_(alpha)
         task.model = learned
@@ -84,9 +84,11 @@ def naive_bayes(bench: Bench) -> Outcome:
         with torch.no_grad():
             scores = learned(batch).numpy()
         differences.append(float(np.abs(scores - peer.predict_joint_log_proba(asked[:, said])).max()))
-        measures.append(exact(f"accuracy beside scikit-learn's, α = {alpha:g}", f"{theirs[-1]:.4f}", f"{own[-1]:.4f}"))
+        measurements.append(
+            exact(f"accuracy beside scikit-learn's, α = {alpha:g}", f"{theirs[-1]:.4f}", f"{own[-1]:.4f}")
+        )
     most = float((truth == np.bincount(labels).argmax()).mean())
-    measures += [
+    measurements += [
         at_most("log p(class, text) − scikit-learn's", 1e-9, max(differences), "equal"),
         at_least(
             "accuracy at α = 1 − that of the most frequent class", 0.1, own[ALPHAS.index(1.0)] - most, "own figure"
@@ -103,7 +105,7 @@ def naive_bayes(bench: Bench) -> Outcome:
         Plot("Accuracy against α", caption, "α", "accuracy", lines, log_x=True),
         distinctive_words(task, learned),
     ]
-    return Outcome(measures, plots)
+    return Outcome(measurements, plots)
 
 
 def distinctive_words(task: TextClassification, model: NaiveBayes) -> Plot:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, experiment
 from tokenloom.lab.reversal import DIGITS, train_reversal, translated
 from tokenloom.models.encoder_decoder import EncoderDecoder
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
@@ -33,13 +33,19 @@ def reversed_by_length(
     lengths: Sequence[int] = LENGTHS,
     batch_size: int = 64,
     seed: int = 7,
-    tell: Callable[[float], None] = lambda share: None,
+    report_progress: Callable[[float], None] = lambda fraction: None,
 ) -> ByLength:
     """Train on strings of all lengths in turn, and evaluate on 200 new ones of each. All draws are from G(seed)."""
     generator = torch.Generator().manual_seed(seed)
     recipe = {**DEFAULT_RECIPE, "optimizer": "adamw", "lr": lr, "warmup_steps": 50}
     train_reversal(
-        model, recipe, steps, generator, lambda step: lengths[step % len(lengths)], batch_size=batch_size, tell=tell
+        model,
+        recipe,
+        steps,
+        generator,
+        lambda step: lengths[step % len(lengths)],
+        batch_size=batch_size,
+        report_progress=report_progress,
     )
     found = ByLength({}, {})
     for length in lengths:
@@ -53,7 +59,7 @@ def reversed_by_length(
 @experiment(
     "2.10b",
     "The bottleneck",
-    asked="How much of a text fits into one vector?",
+    question="How much of a text fits into one vector?",
     protocol="A recurrent encoder–decoder (gated units, D = 64) learns to reverse strings of 5 … 30 digits in 600 "
     "steps of 32, without attention and with it; 200 new strings of each length, decoded greedily.",
     explanation="Without attention the decoder gets the source as one vector, whose size does not grow with the text: "
@@ -63,28 +69,28 @@ def reversed_by_length(
     seconds=40.0,
     quick=True,
 )
-def bottleneck(bench: Bench) -> Outcome:
+def bottleneck(ctx: ExperimentContext) -> Outcome:
     """2.10b."""
-    steps, lengths = (120, QUICK_LENGTHS) if bench.quick else (600, LENGTHS)
+    steps, lengths = (120, QUICK_LENGTHS) if ctx.quick else (600, LENGTHS)
     found: dict[str, ByLength] = {}
     for place, (name, attention) in enumerate((("without attention", False), ("with attention", True))):
         config = RecurrentTranslatorConfig(DIGITS, DIGITS, 64, 1, attention=attention, shared_vocab=True)
         found[name] = reversed_by_length(
-            RecurrentTranslator(config, bench.seed),
+            RecurrentTranslator(config, ctx.seed),
             steps=steps,
             lr=6e-3,
             lengths=lengths,
             batch_size=32,
-            seed=bench.seed,
-            tell=lambda share, place=place: bench.tell((place + share) / 2),  # type: ignore[misc]
+            seed=ctx.seed,
+            report_progress=lambda share, place=place: ctx.report_progress((place + share) / 2),  # type: ignore[misc]
         )
     without, beside = found["without attention"], found["with attention"]
     own = "own figure"
-    if bench.quick:
+    if ctx.quick:
         gained = beside.digits[15] - without.digits[15]
-        measures = [at_least("digits right at length 15, with attention − without (coarse)", 0.1, gained, own)]
+        measurements = [at_least("digits right at length 15, with attention − without (coarse)", 0.1, gained, own)]
     else:
-        measures = [
+        measurements = [
             at_least("whole strings of 5, without attention", 0.3, without.strings[5], own),
             at_most("whole strings of 30, without attention", 0.05, without.strings[30], "falls with length"),
             at_least("digits right at 5 − at 30, without attention", 0.3, without.digits[5] - without.digits[30], own),
@@ -104,4 +110,4 @@ def bottleneck(bench: Bench) -> Outcome:
             ("Whole strings right", "A single wrong digit spoils a string.", "share", "strings"),
         )
     ]
-    return Outcome(measures, plots)
+    return Outcome(measurements, plots)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from tokenloom.config import fill
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, drawn_batches, prepared
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, shown
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, experiment, shown
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT
 from tokenloom.nn.masks import Causal, Mask
@@ -61,28 +61,28 @@ class Way:
     text: str
 
 
-def trained_so(bench: Bench, name: str, number: int, *, mask: Mask | None, shift: bool) -> Way:
+def trained_so(ctx: ExperimentContext, name: str, number: int, *, mask: Mask | None, shift: bool) -> Way:
     """Train a model under this mask, towards these targets; then ask it for the next character, and have it write."""
-    steps, batch = (QUICK_STEPS, QUICK_BATCH) if bench.quick else (STEPS, BATCH)
-    task, training, held = prepared(bench, context=WINDOW, width=64, depth=2, heads=4)
-    built = task.build_model(seed=bench.seed)
+    steps, batch = (QUICK_STEPS, QUICK_BATCH) if ctx.quick else (STEPS, BATCH)
+    task, training, held = prepared(ctx, context=WINDOW, width=64, depth=2, heads=4)
+    built = task.build_model(seed=ctx.seed)
     assert isinstance(built, GPT)
     model = Masked(built, mask)
     # The schedule is that of 900 steps, and the training is left near its beginning, at rates that are high still.
     settings, _ = fill(TrainingSettings(steps=900, eval_every=900), task.load(None).recipe)
-    batches = drawn_batches(task, training, bench.generator(), batch)
+    batches = drawn_batches(task, training, ctx.generator(), batch)
     losses: list[float] = []
     for event in fit(task, model, settings, batches if shift else unshifted(batches), Drawn(held.ids, WINDOW)):
         if isinstance(event, StepFinished):
             losses.append(event.loss)
-            bench.tell((number + len(losses) / steps) / 3)
+            ctx.report_progress((number + len(losses) / steps) / 3)
         if len(losses) >= steps:
             break
     model.eval()
     ids = torch.from_numpy(np.asarray(held.ids).astype(np.int64))
-    starts = torch.randint(len(ids) - WINDOW - 1, (TEXTS,), generator=bench.generator())
+    starts = torch.randint(len(ids) - WINDOW - 1, (TEXTS,), generator=ctx.generator())
     rows = ids[starts[:, None] + torch.arange(WINDOW + 1)]
-    return Way(name, losses, next_loss(model, rows), written(model, task.tokenizer, bench.seed))
+    return Way(name, losses, next_loss(model, rows), written(model, task.tokenizer, ctx.seed))
 
 
 def next_loss(model: nn.Module, rows: Tensor) -> float:
@@ -109,7 +109,7 @@ def written(model: nn.Module, tokenizer: Any, seed: int) -> str:
 @experiment(
     "3.3",
     "A missing mask, a missing shift",
-    asked="What does a training look like that has one of the two classic bugs?",
+    question="What does a training look like that has one of the two classic bugs?",
     protocol="GPTs of the size of 3.4 in the modern style, the first 150 of 900 steps of 32 windows: as it should be; "
     "without the causal mask; with each token as its own target. Then the loss on the next character after 8, 16 … 56 "
     "characters, which are all that is read, and 120 characters after “ROMEO:⏎”.",
@@ -117,35 +117,35 @@ def written(model: nn.Module, tokenizer: Any, seed: int) -> str:
     "place: copying is enough, and the training loss goes to zero. Nothing warns of it, but in use there is no answer "
     "to copy: a loss that is far below what such a model can reach is a bug until shown otherwise.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
     seconds=30.0,
 )
-def bugs(bench: Bench) -> Outcome:
+def bugs(ctx: ExperimentContext) -> Outcome:
     """3.3."""
-    whole = trained_so(bench, "as it should be", 0, mask=Causal(), shift=True)
-    open_ = trained_so(bench, "without the mask", 1, mask=None, shift=True)
-    same = trained_so(bench, "without the shift", 2, mask=Causal(), shift=False)
+    whole = trained_so(ctx, "as it should be", 0, mask=Causal(), shift=True)
+    open_ = trained_so(ctx, "without the mask", 1, mask=None, shift=True)
+    same = trained_so(ctx, "without the shift", 2, mask=Causal(), shift=False)
     ways = (whole, open_, same)
     last = {way.name: float(np.mean(way.losses[-25:])) for way in ways}
-    limit = QUICK_LIMIT if bench.quick else LIMIT
-    measures = [
+    limit = QUICK_LIMIT if ctx.quick else LIMIT
+    measurements = [
         at_most("training loss without the mask", limit, last[open_.name], "near zero"),
         at_most("training loss without the shift", LIMIT, last[same.name], "near zero"),
-        at_least("training loss as it should be", 2.1 if bench.quick else 1.7, last[whole.name]),
+        at_least("training loss as it should be", 2.1 if ctx.quick else 1.7, last[whole.name]),
         at_most("next character as it should be", 2.7, whole.honest),
         # Worse than counting letters, whatever the training loss says.
         at_least("next character without the mask", COUNTED, open_.honest, "useless"),
         at_least("next character without the shift", COUNTED, same.honest, "useless"),
     ]
-    measures += [shown(f"{way.name}: loss at the first step", f"{way.losses[0]:.3f}") for way in ways]
+    measurements += [shown(f"{way.name}: loss at the first step", f"{way.losses[0]:.3f}") for way in ways]
     lines = [Line(way.name, list(range(1, len(way.losses) + 1)), way.losses) for way in ways]
     text = "\n\n".join(f"— {way.name}\n{way.text}" for way in ways)
     caption = "The two that are wrong look far better than the one that is right."
     return Outcome(
-        measures,
+        measurements,
         [
-            Plot("Training loss", caption, "step", "nats a character", lines, log_y=True),
+            Plot("Training loss", caption, "step", "nats/character", lines, log_y=True),
             Plot("What each writes", "One sample of each, at T = 1.", text=text),
         ],
         ["With the learned positions of 3.4 the bug is slow to show: 2.04 nats without the mask after 900 steps."],

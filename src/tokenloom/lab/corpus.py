@@ -1,4 +1,4 @@
-"""Tiny Shakespeare as the chapter measures on it: windows drawn once, batches given from outside."""
+"""Tiny Shakespeare as the chapter measurements on it: windows drawn once, batches given from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from tokenloom.data.registry import load
 from tokenloom.data.samples import TextWindows
-from tokenloom.lab.experiment import Bench
+from tokenloom.lab.experiment import ExperimentContext
 from tokenloom.models.batch import Batch
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import BatchContext
@@ -33,7 +33,7 @@ class Drawn(TextWindows):
         return torch.cat(starts).numpy()
 
 
-def prepared(bench: Bench, **settings: Any) -> tuple[TextGeneration, TextWindows, TextWindows]:
+def prepared(ctx: ExperimentContext, **settings: Any) -> tuple[TextGeneration, TextWindows, TextWindows]:
     """A task on the corpus, its training part and its validation part."""
     task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
     data = task.load(CORPUS)
@@ -42,7 +42,7 @@ def prepared(bench: Bench, **settings: Any) -> tuple[TextGeneration, TextWindows
     return task, data.train, data.validation
 
 
-def counted(bench: Bench, *, sliding: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
+def counted(ctx: ExperimentContext, *, sliding: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
     """What a counted model reaches on the drawn windows, or on the whole validation part with sliding context.
 
     both: its loss on windows drawn alike from the training part too, as "training_loss".
@@ -57,7 +57,7 @@ def counted(bench: Bench, *, sliding: bool = False, both: bool = False, **settin
         assert isinstance(data.validation, TextWindows)
         return task, data.train, data.validation
 
-    task, training, held = bench.shared(("counted", *sorted(settings.items())), made) if sliding else made()
+    task, training, held = ctx.cached(("counted", *sorted(settings.items())), made) if sliding else made()
     if sliding:
         return dict(task.evaluate(context="sliding"))
     found = dict(task.evaluate(samples=Drawn(held.ids, WINDOW)))

@@ -9,7 +9,7 @@ import torch
 
 from tokenloom.config import fill
 from tokenloom.lab.corpus import WINDOW, Drawn, drawn_batches, prepared
-from tokenloom.lab.experiment import Bench
+from tokenloom.lab.experiment import ExperimentContext
 from tokenloom.nn.modules import count_parameters
 from tokenloom.training.events import Evaluated, StepFinished
 from tokenloom.training.loop import fit
@@ -38,17 +38,17 @@ class TrainedElman:
     validation: float
 
 
-def chapter_elman(bench: Bench) -> TrainedElman:
+def reference_elman(ctx: ExperimentContext) -> TrainedElman:
     """M = 128 tanh units after 301 steps, or the first third of them in quick form; made once a run."""
-    return bench.shared(("elman", bench.seed, bench.own_seed, bench.quick), lambda: _trained(bench))
+    return ctx.cached(("elman", ctx.seed, ctx.default_seed, ctx.quick), lambda: _trained(ctx))
 
 
-def _trained(bench: Bench) -> TrainedElman:
-    steps = QUICK_STEPS if bench.quick else STEPS
-    task, training, held = prepared(bench, model="rnn", context=WINDOW, width=128, depth=1, burn_in=0)
-    task.model = task.build_model(seed=bench.seed)
+def _trained(ctx: ExperimentContext) -> TrainedElman:
+    steps = QUICK_STEPS if ctx.quick else STEPS
+    task, training, held = prepared(ctx, model="rnn", context=WINDOW, width=128, depth=1, burn_in=0)
+    task.model = task.build_model(seed=ctx.seed)
     settings, _ = fill(TrainingSettings(eval_every=steps), {**ADAM, **CONSTANT})
-    seed = 1 if bench.own_seed else bench.seed + 1
+    seed = 1 if ctx.default_seed else ctx.seed + 1
     batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)
     losses: list[float] = []
     seconds: list[float] = []
@@ -58,7 +58,7 @@ def _trained(bench: Bench) -> TrainedElman:
         if isinstance(event, StepFinished):
             losses.append(event.loss)
             seconds.append(time.process_time() - began)
-            bench.tell(len(losses) / steps)
+            ctx.report_progress(len(losses) / steps)
             began = time.process_time()
         elif isinstance(event, Evaluated) and event.step >= steps:
             validation = event.metrics["loss"]

@@ -13,8 +13,19 @@ import torch
 from tokenloom.config import fill
 from tokenloom.generation.score import Score
 from tokenloom.lab.corpus import CORPUS, WINDOW, Drawn, counted, drawn_batches, prepared
-from tokenloom.lab.elman import chapter_elman
-from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, exact, experiment, holds, near, shown
+from tokenloom.lab.elman import reference_elman
+from tokenloom.lab.experiment import (
+    ExperimentContext,
+    Measurement,
+    Outcome,
+    at_least,
+    at_most,
+    exact,
+    experiment,
+    holds,
+    near,
+    shown,
+)
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters, eval_mode
@@ -46,30 +57,30 @@ class Trained:
     seconds: list[float]
 
 
-def chapter_gpt(bench: Bench, steps: int | None = None) -> Trained:
+def reference_gpt(ctx: ExperimentContext, steps: int | None = None) -> Trained:
     """The chapter's model after its training, or after the first sixth of it in quick form; trained once a run.
 
     steps: so many suffice, a multiple of `EVERY`; a row that asks for more goes on from there.
     """
-    course = bench.shared(("gpt", bench.seed, bench.own_seed, bench.quick), lambda: Course(bench))
-    wanted = QUICK_STEPS if bench.quick else STEPS
-    return course.until(wanted if steps is None else min(steps, wanted), bench.tell)
+    course = ctx.cached(("gpt", ctx.seed, ctx.default_seed, ctx.quick), lambda: Course(ctx))
+    wanted = QUICK_STEPS if ctx.quick else STEPS
+    return course.until(wanted if steps is None else min(steps, wanted), ctx.report_progress)
 
 
 class Course:
     """The training of the chapter's model, as far as rows have asked for it."""
 
-    def __init__(self, bench: Bench) -> None:
-        task, training, held = prepared(bench, preset="classic", context=WINDOW, width=64, depth=2, heads=4)
-        task.model = task.build_model(seed=bench.seed)
+    def __init__(self, ctx: ExperimentContext) -> None:
+        task, training, held = prepared(ctx, preset="classic", context=WINDOW, width=64, depth=2, heads=4)
+        task.model = task.build_model(seed=ctx.seed)
         windows = Drawn(held.ids, WINDOW)
         first = task.evaluate(samples=windows)["loss"]
         settings, _ = fill(TrainingSettings(eval_every=EVERY), task.load(None).recipe)
-        generator = torch.Generator().manual_seed(0 if bench.own_seed else bench.seed + 1)
+        generator = torch.Generator().manual_seed(0 if ctx.default_seed else ctx.seed + 1)
         self.events = fit(task, task.model, settings, drawn_batches(task, training, generator, 32), windows)
         self.reached = Trained(task, np.asarray(held.ids), first, {}, {}, [], [])
 
-    def until(self, steps: int, tell: Callable[[float], None]) -> Trained:
+    def until(self, steps: int, report_progress: Callable[[float], None]) -> Trained:
         """What is known after so many steps, or after more where more were asked for before."""
         t = self.reached
         began = time.process_time()
@@ -78,7 +89,7 @@ class Course:
             if isinstance(event, StepFinished):
                 t.losses.append(event.loss)
                 t.seconds.append(time.process_time() - began)
-                tell(len(t.losses) / steps)
+                report_progress(len(t.losses) / steps)
             elif isinstance(event, Evaluated):
                 t.validation[event.step] = event.metrics["loss"]
                 t.training[event.step] = float(np.mean(t.losses[-50:]))
@@ -86,7 +97,7 @@ class Course:
         return t
 
 
-def first_steps(trained: Trained) -> list[Measure]:
+def first_steps(trained: Trained) -> list[Measurement]:
     """What stands for the quick form of all rows that read the trained model: its loss after a sixth of the steps."""
     return [near("validation at 150 (coarse)", VALIDATION[150], trained.validation[150], 0.06, 3)]
 
@@ -94,30 +105,30 @@ def first_steps(trained: Trained) -> list[Measure]:
 @experiment(
     "3.4",
     "A small GPT",
-    asked="What does the chapter's transformer reach in 900 steps?",
+    question="What does the chapter's transformer reach in 900 steps?",
     protocol=MODEL + ", 112,065 parameters, AdamW 6e-3 on all of them, 900 steps of 32 windows drawn with G(0);" + RULE,
     explanation="The loss falls in two stages: at first the model learns which letter follows which, and only after "
     "some hundred steps does attention begin to use more of the context. An n-gram of order six is still better (2.7).",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     seconds=60.0,
     quick=True,
 )
-def small_gpt(bench: Bench) -> Outcome:
+def small_gpt(ctx: ExperimentContext) -> Outcome:
     """3.4."""
-    trained = chapter_gpt(bench)
-    measures = [
+    trained = reference_gpt(ctx)
+    measurements = [
         exact("parameters", "112,065", f"{count_parameters(trained.task.model):,}"),
-        bench.digits("initial validation", 4.38, trained.first, 2, 0.15),
+        ctx.digits("initial validation", 4.38, trained.first, 2, 0.15),
     ]
-    if bench.quick:
-        measures += first_steps(trained)
+    if ctx.quick:
+        measurements += first_steps(trained)
     else:
         for step, published in VALIDATION.items():
             last = step == STEPS
             # On the way there the loss of another seed is further off than in the end.
-            measures.append(
-                bench.digits(
+            measurements.append(
+                ctx.digits(
                     f"validation at {step}",
                     published,
                     trained.validation[step],
@@ -126,84 +137,84 @@ def small_gpt(bench: Bench) -> Outcome:
                 )
             )
         for step, published in TRAINING.items():
-            measures.append(bench.digits(f"training at {step}", published, trained.training[step], 3, 0.1))
+            measurements.append(ctx.digits(f"training at {step}", published, trained.training[step], 3, 0.1))
     lines = [
         Line(name, list(found), list(found.values()))
         for name, found in (("validation", trained.validation), ("training, mean of 50 steps", trained.training))
     ]
     caption = "Both losses fall together: the model is too small to learn the text by heart."
-    return Outcome(measures, [Plot("The chapter's GPT learns", caption, "step", "nats a character", lines)])
+    return Outcome(measurements, [Plot("The chapter's GPT learns", caption, "step", "nats/character", lines)])
 
 
 @experiment(
     "3.5",
     "The ladder",
-    asked="What does each kind of model add, measured alike?",
+    question="What does each kind of model add, measured alike?",
     protocol="Unigram, bigram, the Elman network of 2.9, the GPT of 3.4, order-6 Kneser–Ney, on one protocol:" + RULE,
     explanation="Each rung sees more of the context than the one below. The n-gram of order six is the line "
     "above which a transformer is worth having, and this one is below it.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     seconds=20.0,
     quick=True,
 )
-def ladder(bench: Bench) -> Outcome:
+def ladder(ctx: ExperimentContext) -> Outcome:
     """3.5."""
-    trained = chapter_gpt(bench)
-    unigram = counted(bench, model="unigram", ngram_smoothing="add-k", add_k=1.0)["loss"]
-    bigram = counted(bench, model="bigram", ngram_smoothing="add-k", add_k=1.0)["loss"]
-    longer = counted(bench, model="ngram", ngram_order=6)["loss"]
+    trained = reference_gpt(ctx)
+    unigram = counted(ctx, model="unigram", ngram_smoothing="add-k", add_k=1.0)["loss"]
+    bigram = counted(ctx, model="bigram", ngram_smoothing="add-k", add_k=1.0)["loss"]
+    longer = counted(ctx, model="ngram", ngram_order=6)["loss"]
     reached = trained.validation[max(trained.validation)]
     rungs = {"unigram": unigram, "bigram": bigram}
-    if not bench.quick:
-        rungs["RNN"] = chapter_elman(bench).validation
+    if not ctx.quick:
+        rungs["RNN"] = reference_elman(ctx).validation
     rungs |= {"GPT": reached, "order-6 n-gram": longer}
-    measures = [exact("unigram", "3.3580", f"{unigram:.4f}"), exact("bigram", "2.4859", f"{bigram:.4f}")]
-    if bench.quick:
-        measures += first_steps(trained)
+    measurements = [exact("unigram", "3.3580", f"{unigram:.4f}"), exact("bigram", "2.4859", f"{bigram:.4f}")]
+    if ctx.quick:
+        measurements += first_steps(trained)
     else:
-        measures.append(bench.near("RNN", 2.188, rungs["RNN"], 0.01, 0.04, 3))
-        measures.append(bench.near("GPT", 1.9085, reached, 0.02, 0.03))
+        measurements.append(ctx.near("RNN", 2.188, rungs["RNN"], 0.01, 0.04, 3))
+        measurements.append(ctx.near("GPT", 1.9085, reached, 0.02, 0.03))
         for name, published in (("unigram", "28.73"), ("bigram", "12.01"), ("RNN", "8.92"), ("GPT", "6.74")):
-            measures.append(shown(f"perplexity, {name}", f"{np.exp(rungs[name]):.2f}", published))
-    measures.append(near("Kneser–Ney, order 6", 1.611, longer, 0.01, 3))
+            measurements.append(shown(f"perplexity, {name}", f"{np.exp(rungs[name]):.2f}", published))
+    measurements.append(near("Kneser–Ney, order 6", 1.611, longer, 0.01, 3))
     plot = Plot(
         "Models on one protocol",
         "From left to right: " + ", ".join(f"{name} {value:.3f}" for name, value in rungs.items()) + " nats.",
         "model, from the simplest",
-        "nats a character",
+        "nats/character",
         [Line("validation", list(range(1, len(rungs) + 1)), list(rungs.values()))],
         places=list(rungs),
     )
-    return Outcome(measures, [plot])
+    return Outcome(measurements, [plot])
 
 
 @experiment(
     "3.6",
     "Sampling",
-    asked="Does what it writes look like a play?",
+    question="Does what it writes look like a play?",
     protocol=MODEL + "; 16 samples of 300 characters after “ROMEO:⏎”, temperature 0.8.",
     explanation="Names in capitals, colons and short lines are learned first, since they repeat; spelling comes "
     "next, and sense would come last.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
 )
-def sampling(bench: Bench) -> Outcome:
+def sampling(ctx: ExperimentContext) -> Outcome:
     """3.6."""
-    trained = chapter_gpt(bench)
+    trained = reference_gpt(ctx)
     [texts] = trained.task.generate_all(["ROMEO:\n"], max_new_tokens=300, temperature=0.8, seed=7, num_samples=SAMPLES)
-    if bench.quick:
-        measures = [*first_steps(trained), at_least("characters", 300, len(texts[0]))]
+    if ctx.quick:
+        measurements = [*first_steps(trained), at_least("characters", 300, len(texts[0]))]
     else:
         named = sum(any(line.endswith(":") and line[:1].isupper() for line in text.splitlines()) for text in texts)
         breaks = float(np.mean([text.count("\n") for text in texts]))
-        measures = [
+        measurements = [
             at_least(f"of {SAMPLES} samples with another speaker", SAMPLES // 2, named, "speaker names and colons"),
             at_least("line breaks in a sample", 4, breaks, "line breaks"),
         ]
     written = "\n\n".join(f"— {number}\nROMEO:\n{text}" for number, text in enumerate(texts[:2], start=1))
-    return Outcome(measures, [Plot("What it writes", "Two of the samples after “ROMEO:”.", text=written)])
+    return Outcome(measurements, [Plot("What it writes", "Two of the samples after “ROMEO:”.", text=written)])
 
 
 # Characters of the heat maps of heads: more could not be read along the sides.
@@ -213,18 +224,18 @@ SHOWN = 24
 @experiment(
     "3.7",
     "What heads look at",
-    asked="How far back does each head look?",
+    question="How far back does each head look?",
     protocol=MODEL
     + "; per head the mean of Σ_m a_nm (n − m) over 64 windows; heat maps of the nearest and the farthest.",
     explanation="Some heads keep to the last letter or two, and do what a bigram does; others gather from far "
     "back, which no short n-gram can.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
 )
-def heads(bench: Bench) -> Outcome:
+def heads(ctx: ExperimentContext) -> Outcome:
     """3.7."""
-    trained = chapter_gpt(bench)
+    trained = reference_gpt(ctx)
     ids = torch.from_numpy(trained.held[: 64 * WINDOW].astype(np.int64)).view(64, WINDOW)
     hooks = Hooks("layers.*.pattern")
     with eval_mode(trained.task.model) as model, torch.no_grad():
@@ -240,36 +251,36 @@ def heads(bench: Bench) -> Outcome:
         Panel(f"{name}: {distances[name]:.1f} back", patterns[name][0, :SHOWN, :SHOWN].tolist(), line, line)
         for name in (near_head, far_head)
     ]
-    measures = [at_most("largest weight on a later token", 0.0, above, "lower-triangular")]
-    if bench.quick:
-        measures += first_steps(trained)
+    measurements = [at_most("largest weight on a later token", 0.0, above, "lower-triangular")]
+    if ctx.quick:
+        measurements += first_steps(trained)
     else:
-        measures += [
+        measurements += [
             at_most("nearest head, characters back", 3.0, distances[near_head], "within 1–2"),
             at_least("farthest ÷ nearest", 2.0, distances[far_head] / distances[near_head], "one far back"),
         ]
-    measures += [shown(name, f"{value:.2f} characters back") for name, value in distances.items()]
+    measurements += [shown(name, f"{value:.2f} characters back") for name, value in distances.items()]
     return Outcome(
-        measures, [Plot("Two heads", "Left the nearest, right the farthest.", "key", "query", panels=panels)]
+        measurements, [Plot("Two heads", "Left the nearest, right the farthest.", "key", "query", panels=panels)]
     )
 
 
 @experiment(
     "3.9",
     "Greedy, beam and human",
-    asked="Does a person write what a model finds likeliest?",
+    question="Does a person write what a model finds likeliest?",
     protocol=MODEL
     + "; 40 characters after “KING RICHARD III:⏎”, greedy and by a beam of 5; validation 2020 … 2060 and a "
     "beam after the same 20 characters.",
     explanation="A wider search finds a likelier text. What Shakespeare wrote is far less likely than what "
     "search finds: people say what is not expected, so that the likeliest text is not the best one.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
 )
-def human(bench: Bench) -> Outcome:
+def human(ctx: ExperimentContext) -> Outcome:
     """3.9."""
-    trained = chapter_gpt(bench)
+    trained = reference_gpt(ctx)
     task = trained.task
     decode = task.tokenizer.decode
     said, real = (decode(trained.held[a:b].tolist()) for a, b in ((2000, 2020), (2020, 2060)))
@@ -286,22 +297,22 @@ def human(bench: Bench) -> Outcome:
         "beam of 5 after the same text": searched(said, 5),
     }
     found = {name: float(score.average) for name, score in scored.items()}
-    measures = [
+    measurements = [
         holds("order", "beam ≥ greedy", f"{found['beam of 5']:.3f}, {found['greedy']:.3f}", _ordered(found)),
         at_most("human − beam", 0.0, found["human"] - found["beam of 5 after the same text"], "human below"),
     ]
     published = (-0.968, -0.930, -2.181, -0.824)
-    if bench.own_seed and not bench.quick:
-        measures += [near(name, p, v, 0.05, 3) for (name, v), p in zip(found.items(), published, strict=True)]
+    if ctx.default_seed and not ctx.quick:
+        measurements += [near(name, p, v, 0.05, 3) for (name, v), p in zip(found.items(), published, strict=True)]
     else:
-        measures += [shown(name, f"{value:.3f}") for name, value in found.items()]
+        measurements += [shown(name, f"{value:.3f}") for name, value in found.items()]
     lines = [
         Line(name, list(range(1, 41)), np.exp(scored[name].log_probs).tolist())
         for name in ("beam of 5 after the same text", "human")
     ]
     caption = "What search writes is seldom very unlikely; what a person writes often is."
     plot = Plot("How likely each character was", caption, "character", "probability", lines, above=True)
-    return Outcome([*measures, *(first_steps(trained) if bench.quick else [])], [plot])
+    return Outcome([*measurements, *(first_steps(trained) if ctx.quick else [])], [plot])
 
 
 def _ordered(found: dict[str, float]) -> bool:
@@ -311,40 +322,40 @@ def _ordered(found: dict[str, float]) -> bool:
 @experiment(
     "3.10",
     "Temperature, top-k, top-p",
-    asked="How sure is the model of the next letter?",
+    question="How sure is the model of the next letter?",
     protocol=MODEL
     + "; after “ROMEO:⏎I will not s”: entropy at T = 0.5, 1, 2, the three likeliest, tokens that cover 90 %.",
     explanation="A low temperature sharpens the distribution and a high one flattens it; neither changes the "
     "order of the tokens. Top-k and top-p cut the tail, in which each token is unlikely and all together are not.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
 )
-def temperature(bench: Bench) -> Outcome:
+def temperature(ctx: ExperimentContext) -> Outcome:
     """3.10."""
-    trained = chapter_gpt(bench)
+    trained = reference_gpt(ctx)
     task = trained.task
     ids = torch.from_numpy(np.asarray(task.tokenizer.encode("ROMEO:\nI will not s"), dtype=np.int64))[None]
     with eval_mode(task.model) as model, torch.no_grad():
         logits = model(Batch({"text": Stream(ids=ids)}))[0, -1].double()
-    measures = first_steps(trained) if bench.quick else []
+    measurements = first_steps(trained) if ctx.quick else []
     lines = []
     for T, published in ((0.5, 1.816), (1.0, 2.279), (2.0, 2.936)):
         p = (logits / T).softmax(-1)
         entropy = -(p * p.log()).sum().item()
         name = f"entropy at T = {T:g}"
-        close = not bench.quick and bench.own_seed
-        measures.append(near(name, published, entropy, 0.15, 3) if close else shown(name, f"{entropy:.3f}"))
+        close = not ctx.quick and ctx.default_seed
+        measurements.append(near(name, published, entropy, 0.15, 3) if close else shown(name, f"{entropy:.3f}"))
         lines.append(Line(f"T = {T:g}", list(range(1, 21)), p.sort(descending=True).values[:20].tolist()))
     p = logits.softmax(-1).sort(descending=True)
     top = ", ".join(
         f"{task.tokenizer.decode([i])} {v:.2f}" for i, v in zip(p.indices[:3].tolist(), p.values, strict=False)
     )
     covering = int((p.values.cumsum(0) < 0.9).sum()) + 1
-    measures.append(shown("three likeliest at T = 1", top, "h 0.20, o 0.17, t 0.16"))
+    measurements.append(shown("three likeliest at T = 1", top, "h 0.20, o 0.17, t 0.16"))
     if close:
-        measures.append(near("tokens that cover 90 %", 9, covering, 2, 0))
+        measurements.append(near("tokens that cover 90 %", 9, covering, 2, 0))
     else:
-        measures.append(at_most("tokens that cover 90 %", 30, covering))
+        measurements.append(at_most("tokens that cover 90 %", 30, covering))
     caption = "The same order at every temperature; how steeply it falls is what changes."
-    return Outcome(measures, [Plot("The next letter", caption, "token, likeliest first", "probability", lines)])
+    return Outcome(measurements, [Plot("The next letter", caption, "token, likeliest first", "probability", lines)])

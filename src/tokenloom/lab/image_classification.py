@@ -12,7 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 import tokenloom
-from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, exact, experiment, shown
+from tokenloom.lab.experiment import (
+    ExperimentContext,
+    Measurement,
+    Outcome,
+    at_least,
+    at_most,
+    between,
+    exact,
+    experiment,
+    shown,
+)
 from tokenloom.nn.hooks import Hooks
 from tokenloom.plotting.svg import Line, Panel, Plot
 from tokenloom.tasks.image_classification import ImageClassification
@@ -35,20 +45,20 @@ class Classifier:
     step: float
 
 
-def classifier(bench: Bench, data: str, **settings: Any) -> Classifier:
+def classifier(ctx: ExperimentContext, data: str, **settings: Any) -> Classifier:
     """Return a trained classifier, made once per run of the lab."""
-    key = ("classifier", data, bench.seed, *sorted(settings.items()))
-    return bench.shared(key, lambda: _train(bench, data, settings))
+    key = ("classifier", data, ctx.seed, *sorted(settings.items()))
+    return ctx.cached(key, lambda: _train(ctx, data, settings))
 
 
-def _train(bench: Bench, data: str, settings: dict[str, Any]) -> Classifier:
+def _train(ctx: ExperimentContext, data: str, settings: dict[str, Any]) -> Classifier:
     settings = {"eval_every": settings["steps"], **settings}
-    training = tokenloom.start_session(data, task="image-classification", seed=bench.seed, threads=1, **settings)
+    training = tokenloom.start_session(data, task="image-classification", seed=ctx.seed, threads=1, **settings)
     accuracy, svm, stamps = float("nan"), float("nan"), []
     for event in training:
         if isinstance(event, StepFinished):
             stamps.append(time.process_time())
-            bench.tell(event.step / event.steps)
+            ctx.report_progress(event.step / event.steps)
         elif isinstance(event, Baseline):
             svm = event.value
         elif isinstance(event, Finished):
@@ -62,53 +72,55 @@ def _train(bench: Bench, data: str, settings: dict[str, Any]) -> Classifier:
 TRAIN_SIZES = {False: ((0.95, 250), (0.8, 1000), (0.2, 4000)), True: ((0.8, 360), (0.2, 1440))}
 
 
-def classifiers(bench: Bench, val_fraction: float, models: Sequence[str] = ("vit", "cnn")) -> list[Classifier]:
+def classifiers(
+    ctx: ExperimentContext, val_fraction: float, models: Sequence[str] = ("vit", "cnn")
+) -> list[Classifier]:
     """Return 4.1's transformer and convolutional network."""
-    size, steps = ("8", 40) if bench.quick else ("12", 500)
+    size, steps = ("8", 40) if ctx.quick else ("12", 500)
     common = {"val_fraction": val_fraction, "image_size": size, "batch_size": 32, "steps": steps, **NO_AUGMENTATION}
     sizes: dict[str, dict[str, Any]] = {
-        "vit": {"patch_size": "2" if bench.quick else "3", "pool": "cls", "width": 64, "depth": 3, "heads": 4},
+        "vit": {"patch_size": "2" if ctx.quick else "3", "pool": "cls", "width": 64, "depth": 3, "heads": 4},
         "cnn": {"width": 32, "depth": 2},
     }
-    data = QUICK if bench.quick else FULL
-    return [classifier(bench, data, model=name, **sizes[name], **common) for name in models]
+    data = QUICK if ctx.quick else FULL
+    return [classifier(ctx, data, model=name, **sizes[name], **common) for name in models]
 
 
-def judge(bench: Bench) -> ImageClassification:
+def judge(ctx: ExperimentContext) -> ImageClassification:
     """Return 4.1's convolutional network trained on most images, which classifies generated images."""
-    val_fraction, _ = TRAIN_SIZES[bench.quick][-1]
-    return classifiers(bench, val_fraction, ["cnn"])[0].task
+    val_fraction, _ = TRAIN_SIZES[ctx.quick][-1]
+    return classifiers(ctx, val_fraction, ["cnn"])[0].task
 
 
 @experiment(
     "4.1",
     "A vision transformer",
-    asked="How many images does a transformer need to catch up with a convolutional network?",
+    question="How many images does a transformer need to catch up with a convolutional network?",
     protocol="mnist-5k at 12 × 12 pixels, 250, 1,000 and 4,000 training images, the others for validation. Patches "
     "of 3 × 3, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; both 500 steps of 32 "
     "images without augmentation. A support-vector machine on the pixels, on the same split.",
     explanation="A convolutional network has locality and translation equivariance built in. A transformer has to "
     "learn both from examples: with few images it is less accurate, and the gap shrinks with their number.",
-    needs=FULL,
-    quick_needs=QUICK,
+    dataset=FULL,
+    quick_dataset=QUICK,
     quick=True,
     seconds=110.0,
 )
-def vision(bench: Bench) -> Outcome:
+def vision(ctx: ExperimentContext) -> Outcome:
     """4.1."""
     counts, found = [], []
-    for val_fraction, count in TRAIN_SIZES[bench.quick]:
-        vit, cnn = classifiers(bench, val_fraction)
+    for val_fraction, count in TRAIN_SIZES[ctx.quick]:
+        vit, cnn = classifiers(ctx, val_fraction)
         counts.append(count)
         found.append((vit.svm, cnn.accuracy, vit.accuracy))
     names = ("support-vector machine", "convolutional network", "vision transformer")
     columns = list(zip(*found, strict=True))
-    measures = [
+    measurements = [
         shown(f"{count:,} images: SVM, convolutional network, transformer", ", ".join(f"{one:.1%}" for one in row))
         for count, row in zip(counts, found, strict=True)
     ]
     behind = [cnn - vit for _, cnn, vit in found]
-    measures += _vision_bounds(bench, behind, found[-1])
+    measurements += _vision_bounds(ctx, behind, found[-1])
     lines = [Line(name, counts, column) for name, column in zip(names, columns, strict=True)]
     first, last = (f"{100 * one:.1f} points" for one in (behind[0], behind[-1]))
     caption = f"With {counts[0]:,} images the transformer is {first} behind the convolutional network, with "
@@ -120,15 +132,17 @@ def vision(bench: Bench) -> Outcome:
         lines,
         log_x=True,
     )
-    looked, sums = look(vit.task, QUICK if bench.quick else FULL, 4)
-    measures.append(at_most("rows of the class token's attention − 1", 1e-5, sums, "rows sum to 1"))
-    return Outcome(measures, [curve, looked])
+    looked, sums = look(vit.task, QUICK if ctx.quick else FULL, 4)
+    measurements.append(at_most("rows of the class token's attention − 1", 1e-5, sums, "rows sum to 1"))
+    return Outcome(measurements, [curve, looked])
 
 
-def _vision_bounds(bench: Bench, behind: Sequence[float], most: tuple[float, float, float]) -> list[Measure]:
+def _vision_bounds(
+    ctx: ExperimentContext, behind: Sequence[float], most: tuple[float, float, float]
+) -> list[Measurement]:
     """Return the bounds with the most training images, and against those with the fewest."""
     svm, _, vit = most
-    if bench.quick:
+    if ctx.quick:
         return [at_least("transformer, most images (coarse)", 0.2, vit, OWN)]
     return [
         at_least("gap to the convolutional network: fewest − most images", 0.05, behind[0] - behind[-1], OWN),
@@ -175,7 +189,7 @@ def rounded(values: NDArray[Any]) -> list[Any]:
 @experiment(
     "4.2",
     "Patches against pixels",
-    asked="What do smaller patches cost and gain, in equal epochs and in equal time?",
+    question="What do smaller patches cost and gain, in equal epochs and in equal time?",
     protocol="mnist-5k at 12 × 12 pixels, patches of 12, 6, 3, 2 and 1 pixels a side; D = 48, L = 2, H = 4, the mean "
     "of all tokens is pooled; 32 images per step, no augmentation. Equal epochs: 400 steps each. Equal time: "
     "each as many steps as fit into the processor seconds that 400 steps of patches of 3 took, by the median step of "
@@ -184,25 +198,25 @@ def rounded(values: NDArray[Any]) -> list[Any]:
     "four tokens, a quarter each, learn more in the same steps. Smaller patches cost more and, in so short a "
     "training, gain less: a single pixel carries little information, and the model must first learn which belong "
     "together. In equal time they also get fewer steps.",
-    needs=FULL,
-    quick_needs=QUICK,
+    dataset=FULL,
+    quick_dataset=QUICK,
     quick=True,
     seconds=200.0,
 )
-def patches(bench: Bench) -> Outcome:
+def patches(ctx: ExperimentContext) -> Outcome:
     """4.2."""
-    side, steps, data = (8, 30, QUICK) if bench.quick else (12, 400, FULL)
-    sides = (8, 4, 2, 1) if bench.quick else (12, 6, 3, 2, 1)
+    side, steps, data = (8, 30, QUICK) if ctx.quick else (12, 400, FULL)
+    sides = (8, 4, 2, 1) if ctx.quick else (12, 6, 3, 2, 1)
 
     def trained(patch: int, steps: int) -> Classifier:
         body = {"image_size": str(side), "patch_size": str(patch), "pool": "mean", "width": 48, "depth": 2, "heads": 4}
-        return classifier(bench, data, **body, batch_size=32, steps=steps, warmup_steps=steps // 25, **NO_AUGMENTATION)
+        return classifier(ctx, data, **body, batch_size=32, steps=steps, warmup_steps=steps // 25, **NO_AUGMENTATION)
 
     epochs = [trained(patch, steps) for patch in sides]
-    middle = epochs[sides.index(2 if bench.quick else 3)]
+    middle = epochs[sides.index(2 if ctx.quick else 3)]
     fitting = [max(1, round(steps * middle.step / one.step)) for one in epochs]
     timed = [one if one is middle else trained(*asked) for one, *asked in zip(epochs, sides, fitting, strict=True)]
-    return _by_patch(bench, sides, ByPatch([steps] * len(sides), epochs), ByPatch(fitting, timed))
+    return _by_patch(ctx, sides, ByPatch([steps] * len(sides), epochs), ByPatch(fitting, timed))
 
 
 @dataclass(frozen=True)
@@ -222,7 +236,7 @@ class ByPatch:
         """Processor seconds: the median step × steps."""
         return [one.step * steps for one, steps in zip(self.found, self.steps, strict=True)]
 
-    def table(self, name: str, sides: Sequence[int]) -> list[Measure]:
+    def table(self, name: str, sides: Sequence[int]) -> list[Measurement]:
         """Return a row per patch size."""
         rows = zip(sides, self.found, self.steps, self.accuracy, self.seconds, strict=True)
         return [
@@ -234,24 +248,24 @@ class ByPatch:
         ]
 
 
-def _by_patch(bench: Bench, sides: Sequence[int], epochs: ByPatch, timed: ByPatch) -> Outcome:
+def _by_patch(ctx: ExperimentContext, sides: Sequence[int], epochs: ByPatch, timed: ByPatch) -> Outcome:
     """Return both tables, the bounds and the curves."""
     tokens = [one.task.patches.num_patches for one in epochs.found]
     cost = [1000 * one.step for one in epochs.found]
     accuracy = epochs.accuracy
-    measures = [*epochs.table("equal epochs", sides), *timed.table("equal time", sides)]
+    measurements = [*epochs.table("equal epochs", sides), *timed.table("equal time", sides)]
     wanted = ", ".join(str((sides[0] // patch) ** 2) for patch in sides)
-    measures.append(exact("tokens", wanted, ", ".join(map(str, tokens))))
+    measurements.append(exact("tokens", wanted, ", ".join(map(str, tokens))))
     dear = {"cost at one pixel ÷ cost at two": cost[-1] / cost[-2], "÷ cost of one token": cost[-1] / cost[0]}
     apart = max(timed.seconds) / min(timed.seconds)
-    if bench.quick:
+    if ctx.quick:
         # Too few steps to measure time.
-        measures += [shown(name, f"{ratio:.1f} ×") for name, ratio in dear.items()]
-        measures.append(shown("equal time: longest ÷ shortest", f"{apart:.2f} ×"))
-        measures.append(at_least("best accuracy (coarse)", 0.4, max(accuracy), OWN))
+        measurements += [shown(name, f"{ratio:.1f} ×") for name, ratio in dear.items()]
+        measurements.append(shown("equal time: longest ÷ shortest", f"{apart:.2f} ×"))
+        measurements.append(at_least("best accuracy (coarse)", 0.4, max(accuracy), OWN))
     else:
         names = list(dear)
-        measures += [
+        measurements += [
             between(names[0], 2.0, 12.0, dear[names[0]], "four times the tokens"),
             at_least(names[1], 3.0, dear[names[1]], OWN),
             between("equal time: longest ÷ shortest", 1.0, 2.0, apart, "equal, where steps take as long as before"),
@@ -279,4 +293,4 @@ def _by_patch(bench: Bench, sides: Sequence[int], epochs: ByPatch, timed: ByPatc
             log_y=True,
         ),
     ]
-    return Outcome(measures, panels)
+    return Outcome(measurements, panels)

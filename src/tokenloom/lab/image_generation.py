@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 import tokenloom
 from tokenloom.data.image_decoding import Pixels
 from tokenloom.evaluation.baselines.grid_counts import neighbor_nats
-from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, at_most, between, experiment, holds, shown
+from tokenloom.lab.experiment import (
+    ExperimentContext,
+    Measurement,
+    Outcome,
+    at_least,
+    at_most,
+    between,
+    experiment,
+    holds,
+    shown,
+)
 from tokenloom.lab.image_classification import FULL, OWN, QUICK, judge, rounded
 from tokenloom.plotting.svg import Line, Panel, Plot
 from tokenloom.tasks._image_tokens import TokenizedImages
@@ -44,35 +54,35 @@ class Generator:
         return f"{self.metrics['bits_per_dim']:.3f} bits, {self.metrics['mse']:.5f}"
 
 
-def trained(bench: Bench, tokenizer: str) -> Generator:
+def trained(ctx: ExperimentContext, tokenizer: str) -> Generator:
     """Return a model over palette pixels or VQ codes, trained once per run of the lab."""
-    return bench.shared(("generator", tokenizer, bench.quick, bench.seed), lambda: _train(bench, tokenizer))
+    return ctx.cached(("generator", tokenizer, ctx.quick, ctx.seed), lambda: _train(ctx, tokenizer))
 
 
-def _train(bench: Bench, tokenizer: str) -> Generator:
+def _train(ctx: ExperimentContext, tokenizer: str) -> Generator:
     if tokenizer == "palette":
-        settings: dict[str, Any] = {"steps": 40 if bench.quick else 400, "batch_size": 16}
+        settings: dict[str, Any] = {"steps": 40 if ctx.quick else 400, "batch_size": 16}
     else:
-        settings = {"downsample_factor": 2, "augmentations_per_image": 2, "codebook_size": 16 if bench.quick else 64}
-        settings |= {"tokenizer_steps": 40 if bench.quick else 150, "steps": 60 if bench.quick else 300}
-        settings |= {"batch_size": 32 if bench.quick else 64}
-    size, data = ("8", QUICK) if bench.quick else ("12", FULL)
+        settings = {"downsample_factor": 2, "augmentations_per_image": 2, "codebook_size": 16 if ctx.quick else 64}
+        settings |= {"tokenizer_steps": 40 if ctx.quick else 150, "steps": 60 if ctx.quick else 300}
+        settings |= {"batch_size": 32 if ctx.quick else 64}
+    size, data = ("8", QUICK) if ctx.quick else ("12", FULL)
     settings |= {"image_tokenizer": tokenizer, "image_size": size, "eval_every": settings["steps"], **SIZES}
     began = time.process_time()
-    training = tokenloom.start_session(data, task="image-generation", seed=bench.seed, threads=1, **settings)
+    training = tokenloom.start_session(data, task="image-generation", seed=ctx.seed, threads=1, **settings)
     metrics: dict[str, float] = {}
     for event in training:
         if isinstance(event, StepFinished):
-            bench.tell(event.step / event.steps)
+            ctx.report_progress(event.step / event.steps)
         elif isinstance(event, Finished):
             metrics = event.best
     assert isinstance(training.task, ImageGeneration)
     return Generator(training.task, metrics, time.process_time() - began)
 
 
-def parts(task: ImageGeneration, bench: Bench) -> tuple[Pixels, Pixels]:
+def parts(task: ImageGeneration, ctx: ExperimentContext) -> tuple[Pixels, Pixels]:
     """Return the training and the validation images."""
-    prepared = task.load(QUICK if bench.quick else FULL)
+    prepared = task.load(QUICK if ctx.quick else FULL)
     assert isinstance(prepared.train, TokenizedImages)
     assert isinstance(prepared.validation, TokenizedImages)
     return prepared.train.pixels, prepared.validation.pixels
@@ -96,10 +106,10 @@ def samples(task: ImageGeneration, title: str, seed: int) -> Plot:
     return Plot(title, caption, panels=[Panel("", sheet(np.concatenate(made), 10), image=True)], across=1)
 
 
-def recognized(bench: Bench, task: ImageGeneration, count: int) -> float:
+def recognized(ctx: ExperimentContext, task: ImageGeneration, count: int) -> float:
     """Return the fraction of samples that 4.1's convolutional network assigns to the requested class."""
-    pixels, names = task.generate(count, seed=bench.seed)
-    network = judge(bench)
+    pixels, names = task.generate(count, seed=ctx.seed)
+    network = judge(ctx)
     answers = network.logits(torch.from_numpy(pixels)).argmax(-1).tolist()
     return float(np.mean([network.classes[answer] == name for answer, name in zip(answers, names, strict=True)]))
 
@@ -127,44 +137,44 @@ def completions(task: ImageGeneration, train: Pixels, val: Pixels, seed: int, co
 @experiment(
     "4.3",
     "Images as sequences of pixels",
-    asked="Can a language model of pixels generate images?",
+    question="Can a language model of pixels generate images?",
     protocol="mnist-5k at 12 × 12 pixels, a palette of 16 gray levels found by k-means, raster order, 4,000 images "
     "to train and 1,000 to validate. A decoder over the 144 pixels, given the class; D = 48, L = 3, H = 4; 400 steps "
     "of 16 images. Counts: each pixel after its left, upper left, upper and upper right neighbor, smoothed.",
     explanation="The pixels are a sequence of 144 tokens. The model must need fewer bits than counts given the four "
     "neighbors, and lower halves that it completes must be nearer to the true ones than the mean image is.",
-    needs=FULL,
-    quick_needs=QUICK,
+    dataset=FULL,
+    quick_dataset=QUICK,
     quick=True,
     seconds=75.0,
 )
-def pixels(bench: Bench) -> Outcome:
+def pixels(ctx: ExperimentContext) -> Outcome:
     """4.3."""
-    found = trained(bench, "palette")
+    found = trained(ctx, "palette")
     task, metrics = found.task, found.metrics
-    drawn, share = completions(task, *parts(task, bench), bench.seed, 4 if bench.quick else ROW)
-    measures = [
+    drawn, share = completions(task, *parts(task, ctx), ctx.seed, 4 if ctx.quick else ROW)
+    measurements = [
         shown("bits/pixel, unigram", f"{metrics['unigram_bits']:.3f}"),
         shown("bits/pixel, counts given four neighbors", f"{metrics['neighbor_bits']:.3f}"),
         shown("bits/pixel, transformer", f"{metrics['bits_per_token']:.3f}"),
     ]
-    if bench.quick:
+    if ctx.quick:
         ratio = metrics["bits_per_token"] / metrics["unigram_bits"]
-        measures.append(at_most("transformer ÷ unigram (coarse)", 1.0, ratio, OWN))
+        measurements.append(at_most("transformer ÷ unigram (coarse)", 1.0, ratio, OWN))
     else:
-        right = recognized(bench, task, 200)
-        measures += [
+        right = recognized(ctx, task, 200)
+        measurements += [
             at_most("transformer ÷ counts", 0.85, metrics["bits_per_token"] / metrics["neighbor_bits"], OWN),
             at_most("error of completions ÷ of the mean image", 0.9, share, OWN),
             at_least("requested class recognized by 4.1's network", 0.4, right, "0.1 by chance"),
         ]
-    return Outcome(measures, [samples(task, "Samples, pixel by pixel", bench.seed), drawn])
+    return Outcome(measurements, [samples(task, "Samples, pixel by pixel", ctx.seed), drawn])
 
 
 @experiment(
     "4.4",
     "Images as a few VQ codes",
-    asked="What is gained when images become few tokens, and what is lost?",
+    question="What is gained when images become few tokens, and what is lost?",
     protocol="The images of 4.3. First a VQ-VAE, 6 × 6 codes of 64, 150 steps of 64; then a "
     "decoder of the sizes of 4.3 over the 36 codes, 300 steps of 64: about as many processor seconds as 4.3 in all. "
     "Bits are per pixel; the squared error is that of reconstructed images.",
@@ -172,27 +182,27 @@ def pixels(bench: Bench) -> Outcome:
     "detail: fewer bits at a larger error are no gain by themselves. Both figures are therefore given together, "
     "beside palettes of fewer colors, which trade error for bits too: at a budget of a minute the codes are hardly "
     "better than those.",
-    needs=FULL,
-    quick_needs=QUICK,
+    dataset=FULL,
+    quick_dataset=QUICK,
     quick=True,
     seconds=65.0,
 )
-def codes(bench: Bench) -> Outcome:
+def codes(ctx: ExperimentContext) -> Outcome:
     """4.4."""
-    coarse, fine = trained(bench, "vq"), trained(bench, "palette")
+    coarse, fine = trained(ctx, "vq"), trained(ctx, "palette")
     tokens = math.prod(coarse.task.tokenizer.grid)
     few, many = coarse.metrics, fine.metrics
     values = math.prod(coarse.task.image_format.shape)
     counted = few["neighbor_bits"] * tokens / values
-    train, val = parts(fine.task, bench)
+    train, val = parts(fine.task, ctx)
     curve = counted_palettes(train, val, (2, 3, 4, 8, 16))
-    measures: list[Measure] = [
+    measurements: list[Measurement] = [
         shown("palette of 4.3: bits/dim, mse", fine.pair),
         shown(f"{tokens} codes: bits/dim, mse", coarse.pair),
         shown("codes, counts given four neighbors: bits/dim", f"{counted:.3f}"),
         holds("codes: fewer bits, larger error", "both", f"{coarse.pair}", _traded(few, many)),
     ]
-    measures += _codes_bounds(bench, coarse, fine)
+    measurements += _codes_bounds(ctx, coarse, fine)
     lines = [
         Line("counts, palettes of 2 … 16 colors", [error for _, error in curve], [bits for bits, _ in curve]),
         Line("transformer, palette", [many["mse"]], [many["bits_per_dim"]]),
@@ -208,7 +218,7 @@ def codes(bench: Bench) -> Outcome:
         log_x=True,
     )
     return Outcome(
-        measures, [plot, samples(coarse.task, "Samples, code by code", bench.seed), through(coarse.task, val)]
+        measurements, [plot, samples(coarse.task, "Samples, code by code", ctx.seed), through(coarse.task, val)]
     )
 
 
@@ -216,13 +226,13 @@ def _traded(few: dict[str, float], many: dict[str, float]) -> bool:
     return few["bits_per_dim"] < many["bits_per_dim"] and few["mse"] > many["mse"]
 
 
-def _codes_bounds(bench: Bench, coarse: Generator, fine: Generator) -> list[Measure]:
+def _codes_bounds(ctx: ExperimentContext, coarse: Generator, fine: Generator) -> list[Measurement]:
     few = coarse.metrics
     spent = coarse.seconds / fine.seconds
-    if bench.quick:
+    if ctx.quick:
         ratio = few["bits_per_token"] / few["unigram_bits"]
         return [at_most("transformer ÷ unigram (coarse)", 1.0, ratio, OWN)]
-    ours, theirs = (recognized(bench, one.task, 200) for one in (coarse, fine))
+    ours, theirs = (recognized(ctx, one.task, 200) for one in (coarse, fine))
     return [
         at_most("codes: transformer ÷ counts", 0.9, few["bits_per_token"] / few["neighbor_bits"], OWN),
         at_most("codes: mse", 0.012, few["mse"], OWN),

@@ -17,8 +17,8 @@ from tokenloom.generation.generate import Request, generate_all, sample_generato
 from tokenloom.generation.prefill import prefill
 from tokenloom.generation.sampling import Sampling
 from tokenloom.lab.corpus import CORPUS, WINDOW
-from tokenloom.lab.experiment import Bench, Outcome, between, exact, experiment, shown
-from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
+from tokenloom.lab.experiment import ExperimentContext, Outcome, between, exact, experiment, shown
+from tokenloom.lab.gpt import MODEL, first_steps, reference_gpt
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, GPTConfig, GPTState
 from tokenloom.plotting.svg import Line, Plot
@@ -42,7 +42,7 @@ def without_cache(model: GPT, prompt: list[int], sampling: Sampling, generator: 
 @experiment(
     "3.11",
     "The key–value cache",
-    asked="Does keeping keys and values change what is written, and what does it save?",
+    question="Does keeping keys and values change what is written, and what does it save?",
     protocol=MODEL
     + "; 200 tokens after “ROMEO:⏎”, greedy and drawn, in float64. Cost of the token at place n: a fresh "
     "GPT of this shape for 2,048 tokens, multiplications counted and seconds (median of 7, one thread).",
@@ -50,32 +50,34 @@ def without_cache(model: GPT, prompt: list[int], sampling: Sampling, generator: 
     "again. A token then costs what one query costs against n keys; without the cache the whole prefix goes through "
     "the model for it, n queries against n keys. The tokens are the same.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
     seconds=10.0,
 )
-def cache(bench: Bench) -> Outcome:
+def cache(ctx: ExperimentContext) -> Outcome:
     """3.11."""
-    trained = chapter_gpt(bench)
-    measures = first_steps(trained) if bench.quick else []
+    trained = reference_gpt(ctx)
+    measurements = first_steps(trained) if ctx.quick else []
     model: Any = deepcopy(trained.task.model).double().eval()
     prompt = [int(i) for i in trained.task.tokenizer.encode("ROMEO:\n")]
     for name, sampling in (("greedy", Sampling(temperature=0.0)), ("drawn at T = 1", Sampling())):
-        [[kept]] = generate_all(model, [Request(prompt, TOKENS, sampling, seed=bench.seed)])
-        anew = without_cache(model, prompt, sampling, sample_generator(bench.seed, 0))
+        [[kept]] = generate_all(model, [Request(prompt, TOKENS, sampling, seed=ctx.seed)])
+        anew = without_cache(model, prompt, sampling, sample_generator(ctx.seed, 0))
         same = sum(a == b for a, b in zip(kept.ids, anew, strict=True))
-        measures.append(exact(f"{name}: same tokens", f"{TOKENS} of {TOKENS}", f"{same} of {TOKENS}"))
-    lengths = QUICK_LENGTHS if bench.quick else LENGTHS
-    counts, seconds = cost_of_a_token(bench, lengths)
+        measurements.append(exact(f"{name}: same tokens", f"{TOKENS} of {TOKENS}", f"{same} of {TOKENS}"))
+    lengths = QUICK_LENGTHS if ctx.quick else LENGTHS
+    counts, seconds = cost_of_a_token(ctx, lengths)
     # a + b n against a n + b n²: between doublings the slope of the first is below 1, of the second above.
     for name, low, high in (("with", 0.0, 1.0), ("without", 1.0, 2.0)):
         slope = float(np.log2(counts[name][-1] / counts[name][-2]))
-        measures.append(between(f"multiplications {name}, log–log slope at the end", low, high, slope))
+        measurements.append(between(f"multiplications {name}, log–log slope at the end", low, high, slope))
         grown = seconds[name][-1] / seconds[name][0]
-        measures.append(shown(f"seconds {name}, n = {lengths[-1]:,} ÷ n = {lengths[0]}", f"{grown:.1f} ×"))
+        measurements.append(shown(f"seconds {name}, n = {lengths[-1]:,} ÷ n = {lengths[0]}", f"{grown:.1f} ×"))
     bends = [float(np.diff(counts[name], n=1)[-1] / np.diff(counts[name], n=1)[-2]) for name in ("with", "without")]
-    measures.append(between("with: growth of the last doubling ÷ of the one before", 1.99, 2.01, bends[0], "2: O(n)"))
-    measures.append(between("without: the same", 2.5, 4.0, bends[1], "→ 4: O(n²)"))
+    measurements.append(
+        between("with: growth of the last doubling ÷ of the one before", 1.99, 2.01, bends[0], "2: O(n)")
+    )
+    measurements.append(between("without: the same", 2.5, 4.0, bends[1], "→ 4: O(n²)"))
     x = list(lengths)
     names = {"with": "with the cache", "without": "without it"}
     plots = [
@@ -93,18 +95,20 @@ def cache(bench: Bench) -> Outcome:
             ("What a token costs, measured", "milliseconds", seconds, 1e3),
         )
     ]
-    return Outcome(measures, plots)
+    return Outcome(measurements, plots)
 
 
-def cost_of_a_token(bench: Bench, lengths: tuple[int, ...]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def cost_of_a_token(
+    ctx: ExperimentContext, lengths: tuple[int, ...]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Multiplications, and seconds, of the token at place n, with the cache and without, for each n."""
     model = GPT(
-        GPTConfig(65, lengths[-1], width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=bench.seed
+        GPTConfig(65, lengths[-1], width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=ctx.seed
     ).eval()
     counts: dict[str, list[float]] = {"with": [], "without": []}
     seconds: dict[str, list[float]] = {"with": [], "without": []}
     for n in lengths:
-        ids = torch.randint(65, (1, n), generator=bench.generator())
+        ids = torch.randint(65, (1, n), generator=ctx.generator())
         with torch.no_grad():
             _, state = prefill(model, [ids[0, :-1].tolist()])
             # A state is fed once; each repeat has a copy of its own, made beforehand.

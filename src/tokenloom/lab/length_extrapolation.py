@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tokenloom.config import fill
 from tokenloom.lab.corpus import CORPUS, WINDOW, drawn_batches, prepared
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, holds, shown
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, experiment, holds, shown
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.models.gpt import GPT, GPTConfig
 from tokenloom.nn.positions import Learned
@@ -25,18 +25,18 @@ LENGTHS = (64, 96, 128, 192)
 PLACES = 16
 
 
-def trained(bench: Bench, kind: str, *, width: int, depth: int, steps: int) -> tuple[GPT, Tensor]:
+def trained(ctx: ExperimentContext, kind: str, *, width: int, depth: int, steps: int) -> tuple[GPT, Tensor]:
     """A small GPT with one kind of positions after a training on windows of 64, and the ids that are held out."""
-    task, training, held = prepared(bench, size="nano", context=WINDOW, width=width, depth=depth, heads=4)
+    task, training, held = prepared(ctx, size="nano", context=WINDOW, width=width, depth=depth, heads=4)
     config = replace(
         GPTConfig(task.tokenizer.vocab_size, WINDOW, width=width, depth=depth, heads=4), positions={"kind": kind}
     )
-    task.model = GPT(config, bench.seed)
+    task.model = GPT(config, ctx.seed)
     settings, _ = fill(TrainingSettings(steps=steps, batch_size=16, eval_every=steps), task.load(None).recipe)
     done = 0
-    for event in fit(task, task.model, settings, drawn_batches(task, training, bench.generator(), 16), held):
+    for event in fit(task, task.model, settings, drawn_batches(task, training, ctx.generator(), 16), held):
         done += isinstance(event, StepFinished)
-        bench.tell((MODEL_FAMILIES.index(kind) + done / steps) / len(MODEL_FAMILIES))
+        ctx.report_progress((MODEL_FAMILIES.index(kind) + done / steps) / len(MODEL_FAMILIES))
         if done == steps:  # It is measured below, and not by the loop.
             break
     return task.model, torch.from_numpy(np.asarray(held.ids, np.int64))
@@ -74,23 +74,23 @@ def lengthened(model: GPT, limit: int) -> GPT:
 @experiment(
     "1.12d",
     "Beyond the training length",
-    asked="Does a model understand places that it has never seen?",
+    question="Does a model understand places that it has never seen?",
     protocol="A GPT (D = 64, L = 2, H = 4), trained on windows of 64 for 200 steps of 16, with learned, sinusoidal, "
     "rotary and relative-bias positions; mean loss on 128 windows of 64, 96, 128 and 192 of the validation part.",
     explanation="A table of learned positions ends where the training ended. Sinusoidal vectors go on, but the layers "
     "have never met them and read them wrongly. Rotations and biases depend on n − m alone and get by much better: "
     "most of what a letter needs is near. None of them gains by the longer context, for none was taught to use it.",
-    needs=CORPUS,
+    dataset=CORPUS,
     seconds=40.0,
     quick=True,
 )
-def beyond(bench: Bench) -> Outcome:
+def beyond(ctx: ExperimentContext) -> Outcome:
     """1.12d."""
-    size = {"width": 32, "depth": 1, "steps": 40} if bench.quick else {"width": 64, "depth": 2, "steps": 200}
+    size = {"width": 32, "depth": 1, "steps": 40} if ctx.quick else {"width": 64, "depth": 2, "steps": 200}
     courses: dict[str, Tensor] = {}
     refusal = "no error"
     for kind in MODEL_FAMILIES:
-        model, ids = trained(bench, kind, **size)
+        model, ids = trained(ctx, kind, **size)
         if kind == "learned":
             courses[kind] = by_place(model, ids, WINDOW)
             try:
@@ -103,20 +103,20 @@ def beyond(bench: Bench) -> Outcome:
     means = {name: [course[:N].mean().item() for N in LENGTHS if len(course) >= N] for name, course in courses.items()}
     # How much worse the last 64 places are than the last 32 of the training length.
     rise = {n: (c[-64:].mean() - c[32:64].mean()).item() for n, c in courses.items() if len(c) > WINDOW}
-    measures = [holds("learned, 96 tokens", "undefined", refusal, "learned positions for 0 … 63" in refusal)]
-    if bench.quick:
-        measures.append(at_most("worst loss at 192 (coarse)", 3.0, max(found[-1] for found in means.values())))
+    measurements = [holds("learned, 96 tokens", "undefined", refusal, "learned positions for 0 … 63" in refusal)]
+    if ctx.quick:
+        measurements.append(at_most("worst loss at 192 (coarse)", 3.0, max(found[-1] for found in means.values())))
     else:
         best = max(rise["rotary"], rise["relative-bias"])
-        measures.append(
+        measurements.append(
             at_least("sinusoidal: rise at 128 … 191, beyond that of the others", 0.1, rise["sinusoidal"] - best)
         )
-        measures.append(at_most("rotary and relative bias: rise at 128 … 191", 0.6, best))
+        measurements.append(at_most("rotary and relative bias: rise at 128 … 191", 0.6, best))
     for name, found in means.items():
-        measures.append(shown(f"{name}: loss at 64, 96, 128, 192", ", ".join(f"{value:.3f}" for value in found)))
+        measurements.append(shown(f"{name}: loss at 64, 96, 128, 192", ", ".join(f"{value:.3f}" for value in found)))
     for name, value in rise.items():
-        measures.append(shown(f"{name}: rise at 128 … 191", f"{value:+.3f}"))
-    return Outcome(measures, plots(courses, means))
+        measurements.append(shown(f"{name}: rise at 128 … 191", f"{value:+.3f}"))
+    return Outcome(measurements, plots(courses, means))
 
 
 def plots(courses: dict[str, Tensor], means: dict[str, list[float]]) -> list[Plot]:
@@ -132,14 +132,14 @@ def plots(courses: dict[str, Tensor], means: dict[str, list[float]]) -> list[Plo
             "Loss against length",
             "Trained on 64 tokens: learned positions end there, sinusoidal ones lose most, rotations and biases least.",
             "tokens of the window",
-            "nats a character",
+            "nats/character",
             [Line(name, LENGTHS[: len(means[name])], means[name]) for name in names],
         ),
         Plot(
             "Loss along the window",
             f"Means over {PLACES} places: what changes does so at place 64, where the training ended.",
             "place in the window",
-            "nats a character",
+            "nats/character",
             along,
             above=True,
         ),

@@ -17,7 +17,7 @@ from tokenloom.data.conll import Sentence, bare_words
 from tokenloom.data.labeled import Labeled, LabeledData
 from tokenloom.data.registry import load_as
 from tokenloom.data.samples import ListSamples, Samples
-from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
+from tokenloom.lab.experiment import ExperimentContext, Measurement, Outcome, at_least, experiment, shown
 from tokenloom.models.batch import IGNORE, Batch
 from tokenloom.plotting.svg import Line, Plot
 from tokenloom.runs.initialization import Origin
@@ -196,13 +196,13 @@ def train(
     val: Samples,
     recipe: dict[str, Any],
     steps: int,
-    tell: Callable[[float], None] = lambda share: None,
+    report_progress: Callable[[float], None] = lambda fraction: None,
 ) -> None:
     """Train the model of a task; the last weights are kept."""
     settings, _ = fill(TrainingSettings(steps=steps, eval_every=steps), recipe)
     for event in fit(task, task.model, settings, batches, val):
         if isinstance(event, StepFinished):
-            tell(event.step / steps)
+            report_progress(event.step / steps)
 
 
 def first(samples: Samples, count: int) -> ListSamples:
@@ -210,17 +210,17 @@ def first(samples: Samples, count: int) -> ListSamples:
     return ListSamples(list(samples.take(samples.all()[:count])))
 
 
-def pretrain(bench: Bench, folder: Path, part: Sequence[Gloss], budget: Budget) -> FillMask:
+def pretrain(ctx: ExperimentContext, folder: Path, part: Sequence[Gloss], budget: Budget) -> FillMask:
     """Return a fill-mask task whose encoder is pre-trained on definitions, without labels."""
     task = FillMask(FillMaskSettings(line_by_line=True, vocab_size=1_000, **SIZES))
     path = folder / "read.txt"
     path.write_text("\n".join(one.text for one in part), "utf-8")
     prepared = task.load(str(path))
-    task.model = task.build_model(seed=bench.seed)
+    task.model = task.build_model(seed=ctx.seed)
     recipe = {**prepared.recipe, "minutes": None}
     val = first(prepared.validation, 200)
-    batches = masked(task, prepared.train, bench.seed)
-    train(task, batches, val, recipe, budget.pretraining, lambda share: bench.tell(0.5 * share))
+    batches = masked(task, prepared.train, ctx.seed)
+    train(task, batches, val, recipe, budget.pretraining, lambda share: ctx.report_progress(0.5 * share))
     return task
 
 
@@ -248,7 +248,7 @@ def fine_tune(
 @experiment(
     "3.13",
     "An encoder fine-tuned",
-    asked="What is pre-training without labels worth when labels are few?",
+    question="What is pre-training without labels worth when labels are few?",
     protocol="Definitions of a dictionary, 3 to 14 words in lower case without punctuation. An encoder, D = 64 and "
     "L = 2, predicts 40 % of the tokens (masked language modeling), 600 steps of 128; then it is fine-tuned, 100 steps "
     "of 16, on 40, 160 or 640 labeled texts: whether a definition defines a noun, verb, adjective or adverb (class "
@@ -258,26 +258,26 @@ def fine_tune(
     explanation="Masked language modeling needs no labels and teaches which words are used alike. A pre-trained model "
     "only has to learn the labels, which takes few examples; a model from scratch has to learn the language from them "
     "as well, and 640 are still too few for that.",
-    needs=DATA,
+    dataset=DATA,
     quick=True,
     seconds=210.0,
 )
-def tuned(bench: Bench) -> Outcome:
+def tuned(ctx: ExperimentContext) -> Outcome:
     """3.13."""
-    budget = QUICK if bench.quick else FULL
+    budget = QUICK if ctx.quick else FULL
     parts = shuffled()
     evaluation, training = parts[EVALUATION], parts[TRAINING]
     accuracies: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        body = pretrain(bench, folder, training, budget)
+        body = pretrain(ctx, folder, training, budget)
         val_data = {
             "class": table(folder / "val.csv", balanced(evaluation, budget.num_evaluated)),
             "word": columns(folder / "val.conll", joined(balanced(evaluation, budget.num_evaluated))),
         }
         rounds = [(count, draw) for count, draws in budget.labels.items() for draw in range(draws)]
         for done, (count, draw) in enumerate(rounds, start=1):
-            random = np.random.default_rng((bench.seed, count, draw))
+            random = np.random.default_rng((ctx.seed, count, draw))
             some = [training[place] for place in random.permutation(len(training))[:20_000].tolist()]
             few = {
                 "class": table(folder / "few.csv", balanced(some, count)),
@@ -285,31 +285,33 @@ def tuned(bench: Bench) -> Outcome:
             }
             for use in TASKS:
                 for variant, init in VARIANTS.items():
-                    metrics = fine_tune(body, use, few[use], val_data[use], budget, bench.seed + 1 + draw, init=init)
+                    metrics = fine_tune(body, use, few[use], val_data[use], budget, ctx.seed + 1 + draw, init=init)
                     accuracies.setdefault((use, variant, count), []).append(metrics["accuracy"])
-            bench.tell(0.5 + 0.5 * done / len(rounds))
+            ctx.report_progress(0.5 + 0.5 * done / len(rounds))
     means = {
         (use, variant): [float(np.mean(accuracies[use, variant, count])) for count in budget.labels]
         for use in TASKS
         for variant in VARIANTS
     }
-    bound = QUICK_BOUND if bench.quick else BOUND
-    return Outcome(measures_of(means, budget, bound), plots_of(means, budget))
+    bound = QUICK_BOUND if ctx.quick else BOUND
+    return Outcome(measurements_of(means, budget, bound), plots_of(means, budget))
 
 
-def measures_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound: float) -> list[Measure]:
-    """Return the measures: the gain at the fewest labels, which has a bound; the accuracy at each number of labels."""
+def measurements_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound: float) -> list[Measurement]:
+    """Return the measurements: the gain at the fewest labels, which has a bound; the accuracy at each number of labels."""
     fewest = min(budget.labels)
-    measures = []
+    measurements = []
     for use, what in TASKS.items():
         before, scratch = (means[use, variant] for variant in VARIANTS)
         gain = before[0] - scratch[0]
-        measures.append(at_least(f"{fewest} labeled: {what}, gain", bound, gain, "pre-training wins with few labels"))
-        measures += [
+        measurements.append(
+            at_least(f"{fewest} labeled: {what}, gain", bound, gain, "pre-training wins with few labels")
+        )
+        measurements += [
             shown(f"{count} labeled: {what}", f"{a:.3f} pre-trained, {b:.3f} from scratch")
             for count, a, b in zip(budget.labels, before, scratch, strict=True)
         ]
-    return measures
+    return measurements
 
 
 def plots_of(means: dict[tuple[str, str], list[float]], budget: Budget) -> list[Plot]:

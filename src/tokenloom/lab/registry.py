@@ -1,4 +1,4 @@
-"""All experiments, found in the modules of this room, and those in a user's own file."""
+"""All experiments: those in the modules of this package, and those in a user's file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 import tokenloom.lab
 from tokenloom.errors import UserError
-from tokenloom.lab.experiment import Experiment, order
+from tokenloom.lab.experiment import Experiment, sort_key
 from tokenloom.utils.imports import import_file
 from tokenloom.utils.names import did_you_mean
 
@@ -25,36 +25,36 @@ SECTIONS = {
 
 
 def experiments_in(module: ModuleType) -> list[Experiment]:
-    """The experiments that a module defines."""
+    """Return the experiments that a module defines."""
     return [value for value in vars(module).values() if isinstance(value, Experiment)]
 
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """id → experiment, in the order of the chapter. Raises ValueError when two have one id."""
+    """Return id → experiment, sorted by id. Raise ValueError when two have the same id."""
     found: dict[str, Experiment] = {}
     for info in pkgutil.iter_modules(tokenloom.lab.__path__):
         for one in experiments_in(importlib.import_module(f"tokenloom.lab.{info.name}")):
             if found.setdefault(one.id, one) is not one:
-                raise ValueError(f"two experiments are called {one.id}")
-    return {id: found[id] for id in sorted(found, key=order)}
+                raise ValueError(f"two experiments have the id {one.id}")
+    return {id: found[id] for id in sorted(found, key=sort_key)}
 
 
 def find(ids: Sequence[str]) -> list[Experiment]:
-    """The experiments of these ids, each once; an id that ends in .py is a file of the user's own.
+    """Return the experiments of some ids, each once: an experiment, a section such as "1", or a user's .py file.
 
-    A lone number is a whole section. Raises UserError naming the nearest for an id that there is not.
+    Raise UserError with the nearest id for an unknown one.
     """
     chosen: dict[str, Experiment] = {}
     for id in ids:
-        for one in _named(id):
+        for one in _find_one(id):
             chosen.setdefault(one.id, one)
     return list(chosen.values())
 
 
-def _named(id: str) -> list[Experiment]:
+def _find_one(id: str) -> list[Experiment]:
     if id.endswith(".py"):
-        return own(Path(id))
+        return experiments_in_file(Path(id))
     known = experiments()
     if id in known:
         return [known[id]]
@@ -63,13 +63,13 @@ def _named(id: str) -> list[Experiment]:
     raise UserError(f"{id}: no such experiment{did_you_mean(id, known)} (tokenloom lab list shows all)")
 
 
-def own(path: Path) -> list[Experiment]:
-    """The experiments in a file. Raises UserError for a file that is not there, does not run, or has none."""
+def experiments_in_file(path: Path) -> list[Experiment]:
+    """Return the experiments that a file defines. Raise UserError if it is missing, fails, or defines none."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; tokenloom lab new NAME writes one to start from")
+        raise UserError(f"{path}: no such file; tokenloom lab new NAME writes a template")
     module = import_file(path)
     if not (found := experiments_in(module)):
-        raise UserError(f"{path}: defines no experiment; tokenloom lab new NAME shows how one looks")
+        raise UserError(f"{path}: defines no experiment; tokenloom lab new NAME writes a template")
     if taken := next((one.id for one in found if one.id in experiments()), None):
-        raise UserError(f"{path}: {taken} is an id of the chapter; give your experiment another")
+        raise UserError(f"{path}: {taken} is the id of a built-in experiment; choose another")
     return found

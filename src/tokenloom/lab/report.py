@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything side by side, which needs nothing from outside."""
+"""The report: one self-contained HTML page with all rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ h3 .id { color: var(--faint); font-variant-numeric: tabular-nums; }
 h3 .mark { margin-left: auto; font-size: .9rem; font-weight: 600; }
 p { margin: .5rem 0; max-width: 46rem; }
 a { color: var(--link); text-decoration: none; } a:hover { text-decoration: underline; }
-.good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
+.passed { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
 .faint, figcaption { color: var(--faint); }
 .quick { border: 1px solid var(--faint); border-radius: .7rem; color: var(--faint); font-size: .8rem; font-weight: 400;
   padding: 0 .5rem; white-space: nowrap; }
@@ -59,12 +59,12 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--tint); b
 @media (max-width: 44rem) { nav ul { columns: 1; } dl { grid-template-columns: 1fr; } article { padding: .8rem; } }
 @media print { article { break-inside: avoid-page; border: 0; padding: 0; } }
 """
-# Letters of a figure that is not broken.
+# Values up to this many characters are not wrapped.
 SHORT = 22
 
 
 def html(rows: Sequence[dict[str, Any]]) -> str:
-    """The page of these rows, grouped as in the chapter."""
+    """Return the HTML page of some rows, grouped by section."""
     grouped = [
         (section, name, [row for row in rows if (row["section"] if row["section"] in SECTIONS else "own") == section])
         for section, name in SECTIONS.items()
@@ -76,26 +76,24 @@ def html(rows: Sequence[dict[str, Any]]) -> str:
         f"<header><h1>The lab</h1>{_head(rows)}</header>",
         f'<nav aria-label="contents">{"".join(_contents(*group) for group in grouped if group[2])}</nav><main>',
     ]
-    for section, name, inside in grouped:
-        if inside:
-            heading = f'<h2 id="section-{section}">{_numbered(section, name)}</h2>'
-            parts.append(f"<section>{heading}{''.join(map(_row, inside))}</section>")
+    for section, name, members in grouped:
+        if members:
+            title = f'<h2 id="section-{section}">{_heading(section, name)}</h2>'
+            parts.append(f"<section>{title}{''.join(map(_row, members))}</section>")
     return "\n".join([*parts, "</main></body></html>\n"])
 
 
-def _numbered(section: str, name: str) -> str:
+def _heading(section: str, name: str) -> str:
     return name if section == "own" else f"{section} {name}"
 
 
 def _head(rows: Sequence[dict[str, Any]]) -> str:
-    """What came out, in a few lines."""
-    bad = [row for row in rows if not row["good"]]
+    bad = [row for row in rows if not row["passed"]]
     quick = sum(row["quick"] for row in rows)
-    spent = sum(row["processor_seconds"] for row in rows)
-    good = len(rows) - len(bad)
+    seconds = sum(row["cpu_seconds"] for row in rows)
     text = (
-        f"<p>{good} of {len(rows)} rows are within their tolerance. Each holds what was published beside what this "
-        f"machine measured; all took {spent / 60:.1f} processor minutes.</p>"
+        f"<p>{len(rows) - len(bad)} of {len(rows)} rows are within their tolerance. Each row compares published values with "
+        f"those measured on this machine; all took {seconds / 60:.1f} CPU minutes.</p>"
     )
     if bad:
         links = ", ".join(f'<a href="#row-{escape(row["id"])}">{escape(row["id"])}</a>' for row in bad)
@@ -109,67 +107,65 @@ def _head(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _contents(section: str, name: str, rows: Sequence[dict[str, Any]]) -> str:
-    marks = {True: '<span class="good">✓</span>', False: '<span class="bad">✗</span>'}
+    marks = {True: '<span class="passed">✓</span>', False: '<span class="bad">✗</span>'}
     lines = "".join(
-        f'<li>{marks[row["good"]]}<span class="id">{escape(row["id"])}</span>'
+        f'<li>{marks[row["passed"]]}<span class="id">{escape(row["id"])}</span>'
         f'<a href="#row-{escape(row["id"])}">{escape(row["title"])}</a>{_quick(row)}</li>'
         for row in rows
     )
-    return f'<h4><a href="#section-{section}">{_numbered(section, name)}</a></h4><ul>{lines}</ul>'
+    return f'<h4><a href="#section-{section}">{_heading(section, name)}</a></h4><ul>{lines}</ul>'
 
 
 def _quick(row: dict[str, Any]) -> str:
     return '<span class="quick">quick form</span>' if row["quick"] else ""
 
 
-def _verdict(good: bool | None) -> str:
-    if good is None:
+def _result(passed: bool | None) -> str:
+    if passed is None:
         return '<span class="faint">shown</span>'
-    return '<span class="good">✓ within</span>' if good else '<span class="bad">✗ out of tolerance</span>'
+    return '<span class="passed">✓ within</span>' if passed else '<span class="bad">✗ out of tolerance</span>'
 
 
 def _row(row: dict[str, Any]) -> str:
-    seed = f"seed {row['seed']}" + ("" if row["own_seed"] else ", not the row's own: the second tolerance holds")
-    quick = " · quick form, held against a coarse bound of its own" if row["quick"] else ""
+    seed = f"seed {row['seed']}" + ("" if row["default_seed"] else ", not the default: the wider tolerance applies")
+    quick = " · quick form with coarse bounds" if row["quick"] else ""
     notes = "".join(f'<p class="faint">{escape(note)}</p>' for note in row["notes"])
     id = escape(row["id"])
     return (
         f'<article id="row-{id}"><h3><span class="id">{id}</span>{escape(row["title"])}{_quick(row)}'
-        f'<span class="mark">{_verdict(row["good"])}</span></h3>'
-        f"<dl><dt>Asked</dt><dd>{escape(row['asked'])}</dd><dt>Protocol</dt><dd>{escape(row['protocol'])}</dd></dl>"
-        f"{_table(row['measures'])}<p>{escape(row['explanation'])}</p>{notes}"
+        f'<span class="mark">{_result(row["passed"])}</span></h3>'
+        f"<dl><dt>Question</dt><dd>{escape(row['question'])}</dd><dt>Protocol</dt><dd>{escape(row['protocol'])}</dd></dl>"
+        f"{_table(row['measurements'])}<p>{escape(row['explanation'])}</p>{notes}"
         f"{''.join(map(_figure, row['plots']))}"
-        f'<p class="faint foot">{seed}{quick} · {row["processor_seconds"]:.1f} processor seconds · tokenloom '
+        f'<p class="faint foot">{seed}{quick} · {row["cpu_seconds"]:.1f} CPU seconds · tokenloom '
         f"{escape(row['version'])}</p></article>"
     )
 
 
 def _kind(text: str) -> str:
-    """A short figure stays on one line."""
     return "number short" if len(text) <= SHORT else "number"
 
 
-def _table(measures: Sequence[dict[str, Any]]) -> str:
-    """Published and measured figures side by side."""
+def _table(measurements: Sequence[dict[str, Any]]) -> str:
     bad = '<tr class="bad">'
     cells = "".join(
-        f"{bad if m['good'] is False else '<tr>'}<td>{escape(m['name'])}</td>"
+        f"{bad if m['passed'] is False else '<tr>'}<td>{escape(m['name'])}</td>"
         f'<td class="{_kind(m["published"])}">{escape(m["published"])}</td>'
         f'<td class="{_kind(m["measured"])} measured">{escape(m["measured"])}</td>'
-        f'<td class="number">{escape(m["tolerance"])}</td><td>{_verdict(m["good"])}</td></tr>'
-        for m in measures
+        f'<td class="number">{escape(m["tolerance"])}</td><td>{_result(m["passed"])}</td></tr>'
+        for m in measurements
     )
-    head = "<tr><th>figure</th><th>published</th><th>measured</th><th>tolerance</th><th>verdict</th></tr>"
+    head = "<tr><th>value</th><th>published</th><th>measured</th><th>tolerance</th><th>result</th></tr>"
     return f'<div class="wide"><table>{head}{cells}</table></div>'
 
 
 def _figure(data: dict[str, Any]) -> str:
     plot = plot_from(data)
     if plot.text:
-        inside = f"<pre>{escape(plot.text)}</pre>"
+        content = f"<pre>{escape(plot.text)}</pre>"
     else:
-        inside = "".join(
-            f'<div class="{look}" role="img" aria-label="{escape(plot.caption)}">{svg(plot, dark=look == "dark")}</div>'
-            for look in ("light", "dark")
+        content = "".join(
+            f'<div class="{theme}" role="img" aria-label="{escape(plot.caption)}">{svg(plot, dark=theme == "dark")}</div>'
+            for theme in ("light", "dark")
         )
-    return f"<figure><b>{escape(plot.title)}</b>{inside}<figcaption>{escape(plot.caption)}</figcaption></figure>"
+    return f"<figure><b>{escape(plot.title)}</b>{content}<figcaption>{escape(plot.caption)}</figcaption></figure>"

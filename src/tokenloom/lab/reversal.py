@@ -65,11 +65,11 @@ def train_reversal(
     lengths: Callable[[int], int],
     *,
     batch_size: int = 64,
-    tell: Callable[[float], None] = lambda share: None,
+    report_progress: Callable[[float], None] = lambda fraction: None,
 ) -> list[float]:
     """Train on new strings in each step, all drawn from the generator; return the loss of every step, in nats/digit.
 
-    recipe: training settings by name. tell: called with the fraction of the steps that are done.
+    recipe: training settings by name. report_progress: called with the fraction of the steps that are done.
     """
     settings, _ = fill(TrainingSettings(steps=steps, eval_every=steps), recipe)
     # The loop evaluates at its end; the experiments evaluate on strings that the caller draws.
@@ -78,7 +78,7 @@ def train_reversal(
     for event in fit(Reversal(), model, settings, drawn(generator, batch_size, lengths), others):
         if isinstance(event, StepFinished):
             losses.append(event.loss)
-            tell(len(losses) / steps)
+            report_progress(len(losses) / steps)
     return losses
 
 

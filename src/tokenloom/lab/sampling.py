@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from tokenloom.generation.prefill import prefill
 from tokenloom.generation.sampling import Sampling
 from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, experiment, near, shown
-from tokenloom.lab.gpt import MODEL, chapter_gpt, first_steps
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, experiment, near, shown
+from tokenloom.lab.gpt import MODEL, first_steps, reference_gpt
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.modules import eval_mode
 from tokenloom.plotting.svg import Line, Plot
@@ -65,35 +65,37 @@ def shares(texts: Sequence[str], known: Collection[str]) -> tuple[float, float]:
 @experiment(
     "3.6b",
     "Four ways to sample",
-    asked="What do temperature, top-k and top-p do to what is written?",
+    question="What do temperature, top-k and top-p do to what is written?",
     protocol=MODEL + "; 120 characters each after “ROMEO:⏎”, at T = 0.5, top-k 5, top-p 0.9, T = 1.5, from one G(7) in "
     "this order. The curves: 32 samples of 120 characters a temperature.",
     explanation="Sharpened, the model spells well and says the same few words again; flattened, it makes up words. "
     "Top-k and top-p keep the variety of T = 1 among likely letters and drop the unlikely ones, of which a single one "
     "is enough to spoil a word.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
     seconds=5.0,
 )
-def ways(bench: Bench) -> Outcome:
+def ways(ctx: ExperimentContext) -> Outcome:
     """3.6b."""
-    trained = chapter_gpt(bench)
+    trained = reference_gpt(ctx)
     task = trained.task
     known = set(words_of(corpus_text()[: int(0.9 * len(corpus_text()))]))
-    generator = torch.Generator().manual_seed(7 if bench.own_seed else bench.seed)
-    measures = first_steps(trained) if bench.quick else []
+    generator = torch.Generator().manual_seed(7 if ctx.default_seed else ctx.seed)
+    measurements = first_steps(trained) if ctx.quick else []
     written = []
     for name, sampling in WAYS.items():
         text = drawn_from(task, PROMPT, sampling, generator)
         written.append(f"— {name}\n{PROMPT}{text}")
         distinct, found = shares([text], known)
-        measures.append(shown(f"{name}: different words, found in training", f"{distinct:.0%}, {found:.0%}", "report"))
-    curves = [shares(_samples(task, T, bench), known) for T in TEMPERATURES]
+        measurements.append(
+            shown(f"{name}: different words, found in training", f"{distinct:.0%}, {found:.0%}", "report")
+        )
+    curves = [shares(_samples(task, T, ctx), known) for T in TEMPERATURES]
     by = dict(zip(TEMPERATURES, curves, strict=True))
     # Of 32 samples, about 600 words; a single sample has some twenty, too few to tell.
-    gap = 0.05 if bench.quick else 0.15
-    measures += [
+    gap = 0.05 if ctx.quick else 0.15
+    measurements += [
         at_least("found in training, T = 0.5 − T = 1.5", gap, by[0.5][1] - by[1.5][1], "more invented words when high"),
         at_least("different words, T = 1.5 − T = 0.5", 0.02, by[1.5][0] - by[0.5][0], "more repetition when low"),
     ]
@@ -112,11 +114,11 @@ def ways(bench: Bench) -> Outcome:
         ),
     ]
     note = "The library draws by inverting the running sum, with one number a token from G(7)."
-    return Outcome(measures, plots, [note])
+    return Outcome(measurements, plots, [note])
 
 
-def _samples(task: TextGeneration, T: float, bench: Bench) -> list[str]:
-    [texts] = task.generate_all([PROMPT], max_new_tokens=LENGTH, temperature=T, num_samples=SAMPLES, seed=bench.seed)
+def _samples(task: TextGeneration, T: float, ctx: ExperimentContext) -> list[str]:
+    [texts] = task.generate_all([PROMPT], max_new_tokens=LENGTH, temperature=T, num_samples=SAMPLES, seed=ctx.seed)
     return texts
 
 
@@ -128,23 +130,23 @@ TEXTS = 512
 @experiment(
     "3.6c",
     "Exposure",
-    asked="What happens to a model that reads what it wrote itself?",
+    question="What happens to a model that reads what it wrote itself?",
     protocol=MODEL + "; 512 validation windows: 8 real characters, then n more, and the loss on the 8 real characters "
     "after those. The n are the real ones, the model's own sample (T = 1), or real ones of another place.",
     explanation="In training the model reads real text only; in use it reads its own. After a few characters of its "
     "own it has left the text that is asked about, and does not come back to it. Real characters of another place do "
     "nearly as much harm: most of the drift is that the text is another one, not that it is badly written.",
     seed=12,
-    needs=CORPUS,
+    dataset=CORPUS,
     quick=True,
     seconds=8.0,
 )
-def exposure(bench: Bench) -> Outcome:
+def exposure(ctx: ExperimentContext) -> Outcome:
     """3.6c."""
-    trained = chapter_gpt(bench)
+    trained = reference_gpt(ctx)
     task = trained.task
     ids = torch.from_numpy(trained.held.astype(np.int64))
-    generator = torch.Generator().manual_seed(bench.seed)
+    generator = torch.Generator().manual_seed(ctx.seed)
     starts = torch.randint(len(ids) - WINDOW, (TEXTS,), generator=generator)
     windows = ids[starts[:, None] + torch.arange(WINDOW)]
     elsewhere = ids[torch.randint(len(ids) - WINDOW, (TEXTS,), generator=generator)[:, None] + torch.arange(WINDOW)]
@@ -156,18 +158,18 @@ def exposure(bench: Bench) -> Outcome:
         lines.append(Line(name, list(PREFIXES), losses))
     real, sampled, other = (line.y for line in lines)
     drift = [b - a for a, b in zip(real, sampled, strict=True)]
-    measures = [
-        *(first_steps(trained) if bench.quick else []),
+    measurements = [
+        *(first_steps(trained) if ctx.quick else []),
         at_most("drift without a prefix", 0.0, abs(drift[0])),
-        at_least("drift after 48 characters, nats", 0.05 if bench.quick else 0.5, drift[-1], "own figure: grows"),
+        at_least("drift after 48 characters, nats", 0.05 if ctx.quick else 0.5, drift[-1], "own figure: grows"),
     ]
-    if not bench.quick:
-        measures.append(near("real prefix, loss after 48", trained.validation[900], real[-1], 0.15, 3))
-    measures += [shown(f"drift after {n}", f"{d:.3f}") for n, d in zip(PREFIXES, drift, strict=True)]
-    measures.append(shown("its own − another place, after 48", f"{sampled[-1] - other[-1]:+.3f}"))
+    if not ctx.quick:
+        measurements.append(near("real prefix, loss after 48", trained.validation[900], real[-1], 0.15, 3))
+    measurements += [shown(f"drift after {n}", f"{d:.3f}") for n, d in zip(PREFIXES, drift, strict=True)]
+    measurements.append(shown("its own − another place, after 48", f"{sampled[-1] - other[-1]:+.3f}"))
     caption = "After real text the loss stays; after the model's own it jumps up and does not come down again."
-    plot = Plot("Loss on real text after a prefix", caption, "characters of prefix", "nats a character", lines)
-    return Outcome(measures, [plot])
+    plot = Plot("Loss on real text after a prefix", caption, "characters of prefix", "nats/character", lines)
+    return Outcome(measurements, [plot])
 
 
 def _continued(task: TextGeneration, heads: Tensor, count: int, generator: torch.Generator) -> Tensor:

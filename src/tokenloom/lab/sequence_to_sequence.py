@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, between, exact, experiment, shown
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, between, exact, experiment, shown
 from tokenloom.lab.reversal import DIGITS, reversal_batch, share_reversed, train_reversal
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.hooks import Hooks
@@ -20,7 +20,7 @@ CROSS = "decoder.layers.0.cross.pattern"
 @experiment(
     "3.14",
     "Sequence to sequence",
-    asked="How does a decoder find what it needs in the source?",
+    question="How does a decoder find what it needs in the source?",
     protocol="Reverse 10 random digits: D = 32, H = 2, one encoder and one decoder layer, one token table of 11 for "
     "both sides, seed 5; Adam 3e-3, 301 steps of 64, G(5) for the data and then the 500 tests, decoded greedily.",
     explanation="For each digit the decoder has to read another position of the source. Cross-attention learns "
@@ -30,7 +30,7 @@ CROSS = "decoder.layers.0.cross.pattern"
     quick=True,
     seconds=12.0,
 )
-def reversal(bench: Bench) -> Outcome:
+def reversal(ctx: ExperimentContext) -> Outcome:
     """3.14."""
     config = EncoderDecoderConfig(
         DIGITS,
@@ -43,31 +43,33 @@ def reversal(bench: Bench) -> Outcome:
         shared_vocab=True,
         **EncoderDecoderConfig.parts("classic"),
     )
-    model = EncoderDecoder(config, seed=bench.seed)
-    generator = bench.generator()
-    steps = 151 if bench.quick else STEPS
+    model = EncoderDecoder(config, seed=ctx.seed)
+    generator = ctx.generator()
+    steps = 151 if ctx.quick else STEPS
     recipe = {**CLASSIC_RECIPE, "weight_decay_on": "matrices"}
-    losses = train_reversal(model, recipe, steps, generator, lambda step: LENGTH, tell=bench.tell)
+    losses = train_reversal(model, recipe, steps, generator, lambda step: LENGTH, report_progress=ctx.report_progress)
     strings = torch.randint(0, DIGITS, (TESTS, LENGTH), generator=generator)
     share = share_reversed(model, strings)
     looked, spread = crossing(model, strings)
 
-    measures = [shown("parameters", f"{count_parameters(model):,}", "–")]
-    if bench.quick:
-        measures.append(between("loss at 100 (coarse)", 0.4, 1.4, losses[100], LOSSES[100]))
-        measures.append(at_most("loss at 150 (coarse)", 0.3, losses[150]))
-        measures.append(at_least("exactly reversed (coarse)", 0.2, share))
+    measurements = [shown("parameters", f"{count_parameters(model):,}", "–")]
+    if ctx.quick:
+        measurements.append(between("loss at 100 (coarse)", 0.4, 1.4, losses[100], LOSSES[100]))
+        measurements.append(at_most("loss at 150 (coarse)", 0.3, losses[150]))
+        measurements.append(at_least("exactly reversed (coarse)", 0.2, share))
     else:
         for step, text in LOSSES.items():
             found = f"{losses[step]:.{len(text) - 2}f}"
             name = f"loss at {step}"
-            measures.append(exact(name, text, found) if bench.own_seed else shown(name, found, text))
+            measurements.append(exact(name, text, found) if ctx.default_seed else shown(name, found, text))
         name, published = f"{TESTS} new strings exactly reversed", "99.0 %"
-        if bench.own_seed:
-            measures.append(between(name, 0.98, 1.0, share, published))
+        if ctx.default_seed:
+            measurements.append(between(name, 0.98, 1.0, share, published))
         else:
-            measures.append(at_least(name, 0.97, share, published))
-        measures.append(at_most("largest weight, positions off the anti-diagonal", 1, spread, "on it or next to it"))
+            measurements.append(at_least(name, 0.97, share, published))
+        measurements.append(
+            at_most("largest weight, positions off the anti-diagonal", 1, spread, "on it or next to it")
+        )
     places = [str(i + 1) for i in range(LENGTH)]
     plots = [
         Plot(
@@ -86,7 +88,7 @@ def reversal(bench: Bench) -> Outcome:
             log_y=True,
         ),
     ]
-    return Outcome(measures, plots)
+    return Outcome(measurements, plots)
 
 
 def crossing(model: EncoderDecoder, strings: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -1,4 +1,4 @@
-"""A file to start an experiment of one's own from."""
+"""The template of a user's experiment."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from pathlib import Path
 
 from tokenloom.errors import UserError
 
-TEXT = '''"""An experiment of my own: tokenloom lab run ./{name}.py"""
+TEMPLATE = '''"""An experiment of my own: tokenloom lab run ./{name}.py"""
 
 import torch
 
+from tokenloom.lab.experiment import ExperimentContext, Outcome, experiment, near
 from tokenloom.plotting.svg import Line, Plot
-from tokenloom.lab.experiment import Bench, Outcome, experiment, near
 
 
 @experiment(
     "{name}",
-    "How fast the mean of dice settles",
-    asked="Does the mean of n dice come near 3.5?",
+    "Convergence of the mean of dice",
+    question="Is the mean of n dice close to 3.5?",
     protocol="10,000 dice from G(seed); the mean of the first n.",
-    explanation="The spread of a mean falls with the square root of n. Change the protocol, and run it again.",
+    explanation="The standard deviation of a mean falls with the square root of n. Change the protocol and run it again.",
     seed=1,
 )
-def {name}(bench: Bench) -> Outcome:
-    rolls = torch.randint(1, 7, (10_000,), generator=bench.generator()).double()
+def {name}(ctx: ExperimentContext) -> Outcome:
+    rolls = torch.randint(1, 7, (10_000,), generator=ctx.generator()).double()
     counts = [10, 100, 1_000, 10_000]
     means = [float(rolls[:n].mean()) for n in counts]
     plot = Plot(
         "The mean of n dice",
-        "The mean comes near 3.5 as n grows.",
+        "The mean approaches 3.5 as n grows.",
         x="dice",
         y="mean",
         lines=[Line("mean", counts, means), Line("expected", counts, [3.5] * len(counts))],
@@ -39,16 +39,16 @@ def {name}(bench: Bench) -> Outcome:
 '''
 
 
-def write(name: str, folder: str | Path = ".") -> Path:
-    """Write NAME.py into a folder. Raises UserError for a name that is no word, and for a file that is there."""
+def write_template(name: str, folder: str | Path = ".") -> Path:
+    """Write NAME.py into a folder; return its path. Raise UserError for an invalid name and for an existing file."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
-        raise UserError(f"{name}: a name has small letters, digits and underscores, and begins with no digit")
+        raise UserError(f"{name}: use lower-case letters, digits and underscores, with no digit at the beginning")
     path = Path(folder) / f"{name}.py"
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(TEXT.format(name=name))
+            file.write(TEMPLATE.format(name=name))
     except FileExistsError:
-        raise UserError(f"{path} is there already; give another name") from None
+        raise UserError(f"{path} exists; choose another name") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from error
     return path

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.lab.corpus import CORPUS, WINDOW, corpus_text
-from tokenloom.lab.experiment import Bench, Outcome, at_least, at_most, exact, experiment, near
+from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, exact, experiment, near
 from tokenloom.models.batch import Batch, Stream
 from tokenloom.nn.lora import LoRALinear, apply_lora
 from tokenloom.nn.modules import count_parameters
@@ -21,18 +21,18 @@ from tokenloom.tasks._masking import MaskingDraws, corrupt
 @experiment(
     "3.1",
     "The causal mask",
-    asked="Can a token see what comes after it?",
+    question="Can a token see what comes after it?",
     protocol="An untrained GPT of the shape of 3.4 reads 10 tokens; then tokens 6 … 9 are changed.",
     explanation="A decoder is trained to predict each next token from those before it, so it must never see them. The "
     "outputs before the change are the same to the last bit.",
     seed=12,
 )
-def causal(bench: Bench) -> Outcome:
+def causal(ctx: ExperimentContext) -> Outcome:
     """3.1."""
     from tokenloom.models.gpt import GPT, GPTConfig
 
-    model = GPT(GPTConfig(65, WINDOW, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=bench.seed)
-    ids = torch.randint(0, 65, (1, 10), generator=bench.generator())
+    model = GPT(GPTConfig(65, WINDOW, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=ctx.seed)
+    ids = torch.randint(0, 65, (1, 10), generator=ctx.generator())
     other = ids.clone()
     other[:, 6:] = (other[:, 6:] + 1) % 65
     with torch.no_grad():
@@ -45,39 +45,39 @@ def causal(bench: Bench) -> Outcome:
         "largest change of an output",
         [Line("change", list(range(10)), changes.tolist())],
     )
-    measures = [
+    measurements = [
         at_most("change of outputs 0 … 5", 1e-6, changes[:6].max().item(), "unchanged"),
         at_least("smallest change of outputs 6 … 9", 1e-3, changes[6:].min().item(), "changed"),
     ]
-    return Outcome(measures, [plot])
+    return Outcome(measurements, [plot])
 
 
 @experiment(
     "3.2",
     "The padding mask",
-    asked="Do the empty places of a batch leak into its texts?",
+    question="Do the empty places of a batch leak into its texts?",
     protocol="3 real tokens padded to 5, no causal mask: an attention layer with and without the padding mask.",
     explanation="Texts of unequal length share a batch by padding. Without a mask attention averages over padding too, "
     "and the same text gives another answer beside a longer one: a bug that no error shows.",
     seed=2,
 )
-def padding(bench: Bench) -> Outcome:
+def padding(ctx: ExperimentContext) -> Outcome:
     """3.2."""
     from tokenloom.nn.attention import MultiHeadAttention
     from tokenloom.nn.masks import Padding
 
-    torch.manual_seed(bench.seed)
+    torch.manual_seed(ctx.seed)
     layer = MultiHeadAttention(16, 4)
-    X = torch.randn(1, 3, 16, generator=bench.generator())
+    X = torch.randn(1, 3, 16, generator=ctx.generator())
     padded = torch.cat((X, torch.ones(1, 2, 16)), 1)
     with torch.no_grad():
         alone, open_ = layer(X), layer(padded)[:, :3]
         masked = layer(padded, mask=Padding.of_lengths(torch.tensor([3]), 5))[:, :3]
-    measures = [
+    measurements = [
         at_most("masked − unpadded", 1e-6, (masked - alone).abs().max().item(), "equal to 1e-6"),
         at_least("unmasked − unpadded", 1e-3, (open_ - alone).abs().max().item(), "not equal"),
     ]
-    return Outcome(measures)
+    return Outcome(measurements)
 
 
 class _Table:
@@ -111,23 +111,23 @@ class _Last:
 @experiment(
     "3.8",
     "Greedy is not optimal",
-    asked="Is the likeliest token always the beginning of the likeliest text?",
+    question="Is the likeliest token always the beginning of the likeliest text?",
     protocol="p(a) = .6, p(b) = .4; after a .5 and .5; after b .9 and .1. Two tokens, greedy and by a beam of 2.",
     explanation="Greedy choice takes a, after which both tokens are a toss-up: 0.30. The text ba has 0.36, and "
     "a beam that keeps both beginnings finds it.",
 )
-def greedy(bench: Bench) -> Outcome:
+def greedy(ctx: ExperimentContext) -> Outcome:
     """3.8."""
     from tokenloom.generation.beam_search import BeamOptions, beam_search
 
-    measures = []
+    measurements = []
     for width, text, published in ((1, "aa", 0.30), (2, "ba", 0.36)):
         [[best]] = beam_search(cast(Any, _Table()), [[2]], BeamOptions(width, 2))
         name = "greedy" if width == 1 else "beam of 2"
         found = "".join("ab"[i] for i in best.ids)
-        measures.append(exact(f"{name}: text", text, found))
-        measures.append(exact(f"{name}: probability", f"{published:.2f}", f"{np.exp(best.log_prob):.2f}"))
-    return Outcome(measures)
+        measurements.append(exact(f"{name}: text", text, found))
+        measurements.append(exact(f"{name}: probability", f"{published:.2f}", f"{np.exp(best.log_prob):.2f}"))
+    return Outcome(measurements)
 
 
 OPENING = "Fi_s_ Citizen:⏎Befo_e we proceed any further, hear me__peak."
@@ -137,22 +137,22 @@ SHARES = (("selected", 0.151, 0.150, 0.01), ("masked", 0.789, 0.800, 0.025), ("u
 @experiment(
     "3.12",
     "The masked language model",
-    asked="What does an encoder have to fill in?",
+    question="What does an encoder have to fill in?",
     protocol="15 % selected; of those 80 % masked, 10 % replaced, 10 % as they are; G(4): the opening 60 "
     "characters, then 256 windows of 64.",
     explanation="An encoder sees both sides of a gap. Some of the selected tokens stay or are replaced, so that "
     "it cannot trust what it sees and has to have an opinion on every token.",
     seed=4,
-    needs=CORPUS,
+    dataset=CORPUS,
 )
-def masked(bench: Bench) -> Outcome:
+def masked(ctx: ExperimentContext) -> Outcome:
     """3.12."""
     text = corpus_text()
     characters = sorted(set(text))
     vocab_size = mask = len(characters)
     ids = torch.from_numpy(np.searchsorted(characters, list(text)))
     training = ids[: int(0.9 * len(ids))]
-    g = bench.generator()
+    g = ctx.generator()
     seen, selected = corrupt(training[:60], MaskingDraws.of((60,), vocab_size, g), mask)
     line = "".join("_" if i == mask else characters[i] for i in seen.tolist()).replace("\n", "⏎")
     places = " ".join(str(i) for i in selected.nonzero().flatten().tolist())
@@ -164,39 +164,39 @@ def masked(bench: Bench) -> Outcome:
         (seen[selected] == mask).float().mean().item(),
         (seen[selected] == rows[selected]).float().mean().item(),
     )
-    measures = []
-    if bench.own_seed:
-        measures += [exact("the line", OPENING, line), exact("positions", "2 4 5 19 53 54", places)]
+    measurements = []
+    if ctx.default_seed:
+        measurements += [exact("the line", OPENING, line), exact("positions", "2 4 5 19 53 54", places)]
     for (name, published, expected, second), value in zip(SHARES, found, strict=True):
-        if bench.own_seed:
-            measures.append(exact(name, f"{published:.3f}", f"{value:.3f}"))
+        if ctx.default_seed:
+            measurements.append(exact(name, f"{published:.3f}", f"{value:.3f}"))
         else:
-            measures.append(near(name, expected, value, second, 3))
-    return Outcome(measures)
+            measurements.append(near(name, expected, value, second, 3))
+    return Outcome(measurements)
 
 
 @experiment(
     "3.15",
     "Low-rank adapters",
-    asked="How few numbers are enough to change a model?",
+    question="How few numbers are enough to change a model?",
     protocol="The GPT of 3.4 with adapters of rank 4 on W_q and W_v of both layers.",
     explanation="Each map stays as it is and gets a product of two thin matrices beside it, which is all that "
     "is trained. Merged into the map it costs nothing; taken out again, the old model is back bit for bit.",
     seed=12,
 )
-def adapters(bench: Bench) -> Outcome:
+def adapters(ctx: ExperimentContext) -> Outcome:
     """3.15."""
     from tokenloom.models.gpt import GPT, GPTConfig
 
-    model = GPT(GPTConfig(65, WINDOW, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=bench.seed)
+    model = GPT(GPTConfig(65, WINDOW, width=64, depth=2, heads=4, **GPTConfig.parts("classic")), seed=ctx.seed)
     count = count_parameters(model)
-    batch = Batch({"text": Stream(ids=torch.randint(0, 65, (2, 32), generator=bench.generator()))})
+    batch = Batch({"text": Stream(ids=torch.randint(0, 65, (2, 32), generator=ctx.generator()))})
     with torch.no_grad():
         before = model(batch)
-        made = apply_lora(model, 4, generator=bench.generator())
+        made = apply_lora(model, 4, generator=ctx.generator())
         fresh = model(batch)
         for adapter in made:
-            adapter.B.normal_(generator=bench.generator())
+            adapter.B.normal_(generator=ctx.generator())
         apart = model(batch)
         for adapter in made:
             adapter.merge()
@@ -207,7 +207,7 @@ def adapters(bench: Bench) -> Outcome:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     maps = [name.split(".") for name, part in model.named_modules() if isinstance(part, LoRALinear)]
     adapted = " ".join(f"{layer} {own}" for _, _, layer, _, own in maps)
-    measures = [
+    measurements = [
         exact("layers and maps adapted", "0 W_q 0 W_v 1 W_q 1 W_v", adapted),
         exact(
             "trained numbers",
@@ -219,4 +219,4 @@ def adapters(bench: Bench) -> Outcome:
         at_most("unmerged − apart", 0.0, (again - apart).abs().max().item()),
         at_least("what the adapters change", 0.01, (apart - before).abs().max().item()),
     ]
-    return Outcome(measures)
+    return Outcome(measurements)

@@ -14,7 +14,7 @@ from tokenloom.errors import UserError
 from tokenloom.evaluation.word_similarity import spearman_pmi
 from tokenloom.inspection.embeddings import EmbeddingSpace
 from tokenloom.lab.corpus import CORPUS
-from tokenloom.lab.experiment import Bench, Measure, Outcome, at_least, experiment, shown
+from tokenloom.lab.experiment import ExperimentContext, Measurement, Outcome, at_least, experiment, shown
 from tokenloom.plotting.svg import Line, Plot
 from tokenloom.tasks.word_vectors import WordVectorSettings, WordVectorTask
 from tokenloom.training.batches import Batches
@@ -114,52 +114,52 @@ def analogies_right(space: EmbeddingSpace, top: int = 5) -> tuple[int, int]:
 @experiment(
     "2.11",
     "Word vectors",
-    asked="What do vectors learn about words from their neighbors alone?",
+    question="What do vectors learn about words from their neighbors alone?",
     protocol="Tiny Shakespeare; CBOW and skip-gram with negative sampling, 100 features, window 5, 5 negatives, 5 "
     "passes; gensim on the same words, settings and passes. Score: the Spearman correlation between cosine "
     "similarity and PMI on the validation part.",
     explanation="Words in similar contexts get similar vectors, so pronouns find pronouns and "
     "kings find kings. Offsets such as king − man + woman need far more text than one million letters: here most are "
     "wrong, with ours as with gensim's. The score compares both on a text that neither has seen.",
-    needs=CORPUS,
+    dataset=CORPUS,
     seconds=20.0,
     quick=True,
 )
-def word_vectors(bench: Bench) -> Outcome:
+def word_vectors(ctx: ExperimentContext) -> Outcome:
     """2.11."""
-    kinds: tuple[Literal["skip-gram", "cbow"], ...] = ("cbow",) if bench.quick else ("cbow", "skip-gram")
-    passes = 3 if bench.quick else 5
+    kinds: tuple[Literal["skip-gram", "cbow"], ...] = ("cbow",) if ctx.quick else ("cbow", "skip-gram")
+    passes = 3 if ctx.quick else 5
     peer = find_spec("gensim") is not None
-    measures: list[Measure] = []
+    measurements: list[Measurement] = []
     plots: list[Plot] = []
     scores: dict[str, list[float]] = {}
     for kind in kinds:
         task = WordVectorTask(WordVectorSettings(model=kind))
         prepared: Any = task.load(CORPUS)
         held = np.asarray(prepared.validation.ids, np.int64)
-        vectors = {"tokenloom": own_vectors(task, prepared.train, passes, bench.seed)}
+        vectors = {"tokenloom": own_vectors(task, prepared.train, passes, ctx.seed)}
         if peer:
-            vectors["gensim"] = gensim_vectors(task, prepared.train, passes, bench.seed)
+            vectors["gensim"] = gensim_vectors(task, prepared.train, passes, ctx.seed)
         found = {name: spearman_pmi(one, held, task.settings.window) for name, one in vectors.items()}
         spaces = {name: EmbeddingSpace(task.vocabulary.words, one.astype(np.float32)) for name, one in vectors.items()}
         own = found["tokenloom"][0]
-        measures.append(at_least(f"{kind}: Spearman PMI", 0.03 if bench.quick else 0.08, own, "own figure"))
+        measurements.append(at_least(f"{kind}: Spearman PMI", 0.03 if ctx.quick else 0.08, own, "own figure"))
         if peer:
             # Scores vary by about 0.02 between seeds.
             gap = own - found["gensim"][0]
             published = f"gensim {found['gensim'][0]:.3f}, no worse"
-            measures.append(at_least(f"{kind}: Spearman PMI − gensim's", -0.04, gap, published))
+            measurements.append(at_least(f"{kind}: Spearman PMI − gensim's", -0.04, gap, published))
         for name, space in spaces.items():
             scores.setdefault(name, []).append(found[name][0])
             right, asked = analogies_right(space)
-            measures.append(shown(f"{kind}, {name}: analogies right among 5", f"{right} of {asked}"))
+            measurements.append(shown(f"{kind}, {name}: analogies right among 5", f"{right} of {asked}"))
             plots.append(_nearest(f"{kind}, {name}", space))
-        measures.append(shown(f"{kind}: pairs of words in the score", f"{found['tokenloom'][1]:,}"))
+        measurements.append(shown(f"{kind}: pairs of words in the score", f"{found['tokenloom'][1]:,}"))
     caption = "; ".join(f"{n} {', '.join(f'{v:.3f}' for v in s)}" for n, s in scores.items()) + "."
     lines = [Line(name, list(range(1, len(values) + 1)), values) for name, values in scores.items()]
     notes = [] if peer else ["gensim is not installed, and the comparison was left out: pip install gensim"]
     plot = Plot("Spearman PMI", caption, "method", "correlation", lines, places=kinds)
-    return Outcome(measures, [plot, *plots], notes)
+    return Outcome(measurements, [plot, *plots], notes)
 
 
 def _nearest(name: str, space: EmbeddingSpace) -> Plot:

@@ -1,4 +1,4 @@
-"""What holds for every page of the lab: it stands alone, and all rows together stay below the limit."""
+"""Checks of every report of the lab: self-contained, balanced tags, limited size."""
 
 import re
 from html.parser import HTMLParser
@@ -7,13 +7,13 @@ from typing import Any
 from tokenloom.lab.registry import experiments
 
 LIMIT = 15_000_000
-# Names of what SVG is, which nothing fetches.
-NAMES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-FETCHING = ("src", "srcset", "href", "xlink:href", "data", "action", "poster")
+# XML namespaces, which are not fetched.
+NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+REFERENCES = ("src", "srcset", "href", "xlink:href", "data", "action", "poster")
 
 
 class Page(HTMLParser):
-    """Whether tags are balanced, and what a page would fetch."""
+    """A parser that checks that tags are balanced, and collects ids and external references."""
 
     VOID = frozenset({"meta", "link", "br", "img", "hr"})
 
@@ -29,7 +29,7 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name == "id":
                 self.ids.append(value)
-            if name in FETCHING and not str(value).startswith(("#", "data:")):
+            if name in REFERENCES and not str(value).startswith(("#", "data:")):
                 self.fetched.append(value)
         if tag not in self.VOID:
             self.open.append(tag)
@@ -44,13 +44,13 @@ class Page(HTMLParser):
 
 
 def check_page(text: str, rows: int) -> Page:
-    """Hold a page of some rows against all that, with the rows' share of the limit; returns what it is made of."""
+    """Check the report of some rows, with their part of the size limit; return the parsed page."""
     page = Page()
     page.feed(text)
     assert not page.open
     assert not page.fetched
     assert "script" not in page.tags
-    assert set(re.findall(r"\w+://[^\s\"'<>)]*", text)) <= NAMES
+    assert set(re.findall(r"\w+://[^\s\"'<>)]*", text)) <= NAMESPACES
     assert not re.search(r"@import|url\((?!#)", text)
     assert len(text.encode()) < rows * LIMIT / len(experiments())
     return page

@@ -1,5 +1,4 @@
-"""What the plots of quick rows show, held against what is known of it; those of slower rows are checked beside
-their measurements."""
+"""The contents of the plots of fast rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,12 +14,12 @@ Plots = Sequence[dict[str, Any]]
 
 
 def panels(plots: Plots) -> list[NDArray[Any]]:
-    """The matrices of the first plot."""
+    """Return the matrices of the first plot."""
     return [np.array(panel["values"]) for panel in plots[0]["panels"]]
 
 
-def courses(plots: Plots) -> dict[str, NDArray[Any]]:
-    """The heights of the lines of the first plot, by name."""
+def curves(plots: Plots) -> dict[str, NDArray[Any]]:
+    """Return the y values of the lines of the first plot, by name."""
     return {line["name"]: np.array(line["y"]) for line in plots[0]["lines"]}
 
 
@@ -39,19 +38,19 @@ def scores(plots: Plots) -> None:
 
 def variance(plots: Plots) -> None:
     widths = np.array(plots[0]["lines"][0]["x"])
-    plain, scaled = courses(plots).values()
+    plain, scaled = curves(plots).values()
     assert np.allclose(plain / widths, 1, atol=0.15)
     assert np.allclose(scaled, plain / widths)
 
 
 def saturation(plots: Plots) -> None:
-    unscaled, scaled = courses(plots).values()
+    unscaled, scaled = curves(plots).values()
     assert (np.diff(unscaled) < 0).all()
     assert scaled.min() > 10 * unscaled[-1]
 
 
 def norms(plots: Plots) -> None:
-    found = courses(plots)
+    found = curves(plots)
     assert np.allclose(found["post-norm"], 32**0.5, atol=0.01)
     assert (np.diff(found["pre-norm"]) > 0).all()
 
@@ -60,23 +59,23 @@ def waves(plots: Plots) -> None:
     [r] = panels(plots)
     assert np.allclose(r[0], np.sin(np.arange(96)))
     assert np.allclose(r[1], np.cos(np.arange(96)))
-    assert np.allclose(r[0::2] ** 2 + r[1::2] ** 2, 1), "hands of clocks"
+    assert np.allclose(r[0::2] ** 2 + r[1::2] ** 2, 1), "sin² + cos²"
 
 
 def rotation(plots: Plots) -> None:
     [M] = panels(plots)
     assert np.allclose(M @ M.T, np.eye(32))
-    beside = np.kron(np.eye(16), np.ones((2, 2)))
-    assert not M[beside == 0].any()
+    blocks = np.kron(np.eye(16), np.ones((2, 2)))
+    assert not M[blocks == 0].any()
 
 
 def cosines(plots: Plots) -> None:
-    measured, expected = courses(plots).values()
+    measured, expected = curves(plots).values()
     assert np.allclose(measured / expected, 1, atol=0.05)
 
 
 def ranks(plots: Plots) -> None:
-    [values] = courses(plots).values()
+    [values] = curves(plots).values()
     assert (values > 1e-5 * values[0]).sum() == 4
 
 
@@ -87,7 +86,7 @@ def dense(plots: Plots) -> None:
 
 
 def change(plots: Plots) -> None:
-    [y] = courses(plots).values()
+    [y] = curves(plots).values()
     assert y[:6].max() < 1e-6 < 1e-3 < y[6:].min()
 
 
@@ -104,23 +103,23 @@ CHECKS: dict[str, Callable[[Plots], None]] = {
     "1.13": dense,
     "3.1": change,
 }
-# Their measurements say it all, and nothing is drawn.
-WITHOUT = {"1.5", "1.6", "1.9", "1.12c", "2.1", "3.2", "3.8", "3.15"}
+# Rows without plots.
+WITHOUT_PLOTS = {"1.5", "1.6", "1.9", "1.12c", "2.1", "3.2", "3.8", "3.15"}
 
 
 @pytest.mark.parametrize("id", CHECKS)
-def test_what_is_drawn_is_what_is_known(id: str) -> None:
+def test_plots_show_the_expected_values(id: str) -> None:
     CHECKS[id](measure(experiments()[id], RunOptions())["plots"])
 
 
-@pytest.mark.parametrize("id", sorted(WITHOUT))
-def test_nothing_is_drawn_where_nothing_is_checked(id: str) -> None:
+@pytest.mark.parametrize("id", sorted(WITHOUT_PLOTS))
+def test_rows_without_plots(id: str) -> None:
     assert not measure(experiments()[id], RunOptions())["plots"]
 
 
-def test_every_row_of_the_first_section_that_draws_at_once_is_checked() -> None:
-    at_once = {one.id for one in experiments().values() if one.section == "1" and not one.quick}
-    assert at_once <= CHECKS.keys() | WITHOUT
+def test_every_fast_row_of_the_first_section_is_checked() -> None:
+    fast = {one.id for one in experiments().values() if one.section == "1" and not one.quick}
+    assert fast <= CHECKS.keys() | WITHOUT_PLOTS
 
 
 def test_every_merge_adds_less(tinyshakespeare: str) -> None:

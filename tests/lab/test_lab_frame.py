@@ -1,4 +1,4 @@
-"""The frame of the lab: rows, verdicts, exit codes, interruptions, and the page."""
+"""Running experiments, their results, exit codes, interruption and resume, and the report."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def experiment_of(id: str, value: float = 1.0, **fields: Any) -> Experiment:
     return Experiment(id, f"title {id}", "asked?", "so.", "because <so>.", measure_value, **fields)
 
 
-def test_ids_are_sorted_as_in_the_chapter() -> None:
+def test_ids_are_sorted_by_number() -> None:
     assert sorted(["1.12b", "2.1", "1.2", "1.12", "1.10", "mine"], key=sort_key) == [
         "1.2",
         "1.10",
@@ -41,12 +41,12 @@ def test_ids_are_sorted_as_in_the_chapter() -> None:
     ]
 
 
-def test_verdicts() -> None:
+def test_tolerances() -> None:
     assert exact("x", "1.0", "1.0").passed
     assert not exact("x", "1.0", "1.1").passed
     assert near("x", 1.0, 1.1, 0.1001).passed
     assert not near("x", 1.0, float("nan"), 1.0).passed
-    assert not Outcome([shown("x", "1")]).passed, "a row without a bound proves nothing"
+    assert not Outcome([shown("x", "1")]).passed, "a row without a tolerance does not pass"
     default, other = ExperimentContext(1), ExperimentContext(2, default_seed=False)
     assert not default.digits("x", 1.0, 1.01, 2, 0.05).passed
     assert other.digits("x", 1.0, 1.01, 2, 0.05).passed
@@ -60,7 +60,7 @@ def test_cached_values_are_created_once() -> None:
     assert calls == [1]
 
 
-def test_an_interrupted_run_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path: Path) -> None:
     chosen, folder = [experiment_of("1"), experiment_of("2"), experiment_of("3")], ResultsFolder(tmp_path)
     first = run(chosen, folder, RunOptions())
     assert next(first)["id"] == "1"
@@ -74,18 +74,18 @@ def test_an_interrupted_run_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None
     assert [row["id"] for row in run(chosen, folder, RunOptions())] == ["1", "2", "3"], "a finished run is run again"
 
 
-def test_a_row_that_is_no_row_is_named(tmp_path: Path) -> None:
+def test_a_corrupt_row_is_named(tmp_path: Path) -> None:
     (tmp_path / "row-1.json").write_text("{")
     with pytest.raises(UserError, match=r"row-1\.json"):
         ResultsFolder(tmp_path).rows()
 
 
-def test_quick_is_only_for_rows_that_have_it() -> None:
+def test_quick_applies_to_rows_with_a_quick_form() -> None:
     assert not measure(experiment_of("1"), RunOptions(quick=True))["quick"]
     assert measure(experiment_of("1", quick=True), RunOptions(quick=True))["quick"]
 
 
-def test_the_page_stands_alone() -> None:
+def test_the_page_is_self_contained() -> None:
     from tokenloom.lab.report import html
 
     rows = [
@@ -93,7 +93,7 @@ def test_the_page_stands_alone() -> None:
     ]
     text = html(json.loads(json.dumps(rows)))
     page = check_page(text, len(rows))
-    assert page.tags.count("svg") == 6, "each plot in both looks"
+    assert page.tags.count("svg") == 6, "each plot, light and dark"
     assert {"row-1.1", "row-2.1", "row-mine"} <= set(page.ids)
     assert "2 of 3 rows" in text
     assert "because &lt;so&gt;." in text
@@ -113,16 +113,16 @@ def test_plots_draw_what_they_were_given() -> None:
     assert light == svg(panels), "the same plot is the same text"
 
 
-def test_axes_name_what_was_measured_and_a_legend_above_covers_nothing() -> None:
+def test_tick_labels_and_a_legend_above_the_axes() -> None:
     lines = [Line(name, [1, 2, 3], [0.0, 1.0, 0.5]) for name in ("one", "another")]
-    named = draw(Plot("a", "b.", lines=lines, places=["x", "y", "z"], above=True)).axes[0]
+    named = draw(Plot("a", "b.", lines=lines, x_labels=["x", "y", "z"], legend_above=True)).axes[0]
     assert [label.get_text() for label in named.get_xticklabels()] == ["x", "y", "z"]
     legend = named.get_legend()
     assert legend is not None
     named.figure.draw_without_rendering()  # type: ignore[union-attr]
     assert legend.get_window_extent().y0 >= named.get_window_extent().y1
     whole = draw(Plot("a", "b.", lines=lines)).axes[0]
-    assert all(place == int(place) for place in whole.get_xticks()), "there is no second and a half"
+    assert all(place == int(place) for place in whole.get_xticks()), "integer ticks"
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,10 +165,10 @@ def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
     rows = [experiment_of("1"), experiment_of("2", requires=("no_such_package", "digits"))]
     with pytest.raises(UserError, match=r"row 2 is compared with no_such_package: pip install 'tokenloom\[digits\]'"):
         next(run(rows, ResultsFolder(tmp_path), RunOptions()))
-    assert not list(tmp_path.iterdir()), "nothing was begun"
+    assert not list(tmp_path.iterdir()), "nothing was started"
 
 
-SLOW = '''"""One experiment that is done at once, and one that waits."""
+SLOW = '''"""One experiment that finishes at once, and one that waits."""
 
 import time
 from io import StringIO
@@ -183,7 +183,7 @@ def first(ctx: ExperimentContext) -> Outcome:
     return Outcome([at_most("zero", 0.0, 0.0)])
 
 
-@experiment("second", "Waits until a file says that it may go on", **fields)
+@experiment("second", "Waits for a file", **fields)
 def second(ctx: ExperimentContext) -> Outcome:
     from pathlib import Path
 
@@ -195,7 +195,7 @@ def second(ctx: ExperimentContext) -> Outcome:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signal")
-def test_ctrl_c_keeps_finished_rows_and_the_next_run_offers_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_rows_and_the_next_run_suggests_resume(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     command = [sys.executable, "-m", "tokenloom", "lab", "run", "./slow.py"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -234,7 +234,7 @@ def test_quick_rows_and_rows_out_of_tolerance_are_marked() -> None:
     assert "Out of tolerance" not in plain
 
 
-def test_a_browser_opens_the_page_without_network_and_without_complaint(tmp_path: Path) -> None:
+def test_a_browser_opens_the_page_without_console_messages(tmp_path: Path) -> None:
     from tokenloom.lab.report import html
 
     browser = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
@@ -251,7 +251,7 @@ def test_a_browser_opens_the_page_without_network_and_without_complaint(tmp_path
     assert (tmp_path / "page.png").stat().st_size > 10_000
 
 
-def test_a_terminal_sees_what_runs_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenloom.cli.lab import LabProgress
 
     class Terminal(StringIO):
@@ -275,4 +275,4 @@ def test_a_terminal_sees_what_runs_and_how_far_it_is(monkeypatch: pytest.MonkeyP
         "2 of 2: 2 title 2, ETA 1:00",
         "",
         "",
-    ], "not more often than one can read, and the time left is reckoned by the pace so far"
+    ], "limited in frequency; the ETA uses the measured pace"

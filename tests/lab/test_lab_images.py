@@ -17,25 +17,25 @@ from tokenloom.lab.runner import RunOptions, measure
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, Any]]:
-    """All four, with what they share made once."""
+    """All four rows, with shared models trained once."""
     pytest.importorskip("sklearn")
-    made: dict[Any, Any] = {}
-    return {id: measure(experiments()[id], RunOptions(quick=True), made) for id in ("4.1", "4.2", "4.3", "4.4")}
+    cache: dict[Any, Any] = {}
+    return {id: measure(experiments()[id], RunOptions(quick=True), cache) for id in ("4.1", "4.2", "4.3", "4.4")}
 
 
-def test_they_are_within_their_coarse_bounds(rows: dict[str, dict[str, Any]]) -> None:
+def test_rows_are_within_their_coarse_bounds(rows: dict[str, dict[str, Any]]) -> None:
     for row in rows.values():
         assert row["quick"]
         assert row["passed"], [m for m in row["measurements"] if m["passed"] is False]
 
 
 def test_accuracy_against_images_and_attention_over_them(rows: dict[str, dict[str, Any]]) -> None:
-    curve, looked = rows["4.1"]["plots"]
+    curve, attention = rows["4.1"]["plots"]
     assert [line["name"] for line in curve["lines"]][-1] == "vision transformer"
     assert all(line["x"] == [360, 1440] and all(0 <= y <= 1 for y in line["y"]) for line in curve["lines"])
-    machine = curve["lines"][0]["y"]
-    assert machine[1] > 0.9
-    plain, over = looked["panels"][:4], looked["panels"][4:]
+    svm = curve["lines"][0]["y"]
+    assert svm[1] > 0.9
+    plain, over = attention["panels"][:4], attention["panels"][4:]
     assert [np.shape(panel["values"]) for panel in plain] == [(8, 8)] * 4
     assert [np.shape(panel["values"]) for panel in over] == [(8, 8, 3)] * 4
 
@@ -46,7 +46,7 @@ def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
     assert epochs["x"] == timed["x"] == cost["x"] == [1, 4, 16, 64]
     assert all(y > 0 for y in cost["y"])
     assert all(0 <= y <= 1 for y in (*epochs["y"], *timed["y"]))
-    # The size of which the others get the time is trained once.
+    # The patch size that sets the time budget is trained once.
     assert epochs["y"][2] == timed["y"][2]
     steps = {}
     for one in rows["4.2"]["measurements"]:
@@ -54,7 +54,7 @@ def test_tokens_and_cost_by_patch(rows: dict[str, dict[str, Any]]) -> None:
         if what.endswith("tokens, steps, seconds, accuracy"):
             steps.setdefault(name, []).append(int(one["measured"].split(", ")[1].replace(",", "")))
     assert steps["equal epochs"] == [30] * 4
-    assert steps["equal time"][0] > 30 > steps["equal time"][3] > 0, "what is cheaper gets more steps"
+    assert steps["equal time"][0] > 30 > steps["equal time"][3] > 0, "cheaper patches get more steps"
 
 
 def test_samples_and_completions_keep_what_is_given(rows: dict[str, dict[str, Any]]) -> None:
@@ -62,9 +62,9 @@ def test_samples_and_completions_keep_what_is_given(rows: dict[str, dict[str, An
     assert np.shape(samples["panels"][0]["values"]) == (91, 91), "ten rows of ten images of 8 × 8"
     whole = np.array(completed["panels"][0]["values"])
     assert whole.shape == (5 * 9 + 1, 4 * 9 + 1)
-    truth, made = whole[1:9], whole[19:27]
-    assert np.array_equal(truth[:4], made[:4]), "the upper halves are those that were given"
-    assert not np.array_equal(truth[4:], made[4:])
+    truth, completed_image = whole[1:9], whole[19:27]
+    assert np.array_equal(truth[:4], completed_image[:4]), "the upper halves are those that were given"
+    assert not np.array_equal(truth[4:], completed_image[4:])
 
 
 def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None:
@@ -83,9 +83,9 @@ def test_bits_and_error_belong_together(rows: dict[str, dict[str, Any]]) -> None
     assert 0 < np.mean((above - below) ** 2) < 0.1, "the reconstruction is near the image"
 
 
-def test_their_part_of_the_page_is_small_and_fetches_nothing(rows: dict[str, dict[str, Any]]) -> None:
+def test_the_page_is_small_and_self_contained(rows: dict[str, dict[str, Any]]) -> None:
     page = check_page(html(list(rows.values())), 4)
-    assert page.tags.count("svg") == 2 * sum(len(row["plots"]) for row in rows.values()), "in both looks"
+    assert page.tags.count("svg") == 2 * sum(len(row["plots"]) for row in rows.values()), "light and dark"
 
 
 def test_a_sheet_has_every_image_in_its_place() -> None:
@@ -94,13 +94,13 @@ def test_a_sheet_has_every_image_in_its_place() -> None:
     assert sheet(images, 2)[4][1:3] == [0.4, 0.4]
 
 
-def test_an_overlay_shines_where_weights_are_large() -> None:
+def test_an_overlay_is_brightest_where_weights_are_largest() -> None:
     found = np.array(overlay(np.zeros((4, 4)), np.array([[0.1, 0.2], [0.3, 0.9]])))
     assert found[0, 0].tolist() == [0, 0, 0]
     assert (found[2:, 2:, 0] == found[..., 0].max()).all()
 
 
-def test_quick_form_needs_no_data_that_must_be_fetched() -> None:
+def test_quick_form_needs_no_download() -> None:
     row = experiments()["4.1"]
     assert (row.dataset_for(quick=False), row.dataset_for(quick=True)) == ("mnist-5k", "digits")
     assert experiments()["2.9"].dataset_for(quick=True) == "tinyshakespeare"

@@ -1,4 +1,4 @@
-"""The row on pre-training: its definitions and labels, its batches, and the row itself in quick form."""
+"""The row on pre-training: definitions and labels, batches, and the quick form."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_the_parts_do_not_overlap() -> None:
     assert sum(map(len, parts)) == len(set.union(*parts)) == 40_000
 
 
-def test_two_in_five_tokens_are_asked_for_and_never_the_class_token(
+def test_two_in_five_tokens_are_selected_but_never_the_class_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "read.txt"
@@ -67,16 +67,16 @@ def test_two_in_five_tokens_are_asked_for_and_never_the_class_token(
     assert torch.equal(batch["text"].tokens, again["text"].tokens)
     targets, stream = batch.targets["loss"], batch["text"]
     assert stream.real is not None
-    asked = targets != IGNORE
-    assert not asked[:, 0].any()
-    assert not (asked & ~stream.real).any(), "padding is not asked for"
-    assert asked.sum() / stream.real[:, 1:].sum() == pytest.approx(0.4, abs=0.03)
+    selected = targets != IGNORE
+    assert not selected[:, 0].any()
+    assert not (selected & ~stream.real).any(), "padding is not selected"
+    assert selected.sum() / stream.real[:, 1:].sum() == pytest.approx(0.4, abs=0.03)
     hidden = stream.tokens == task.mask_id
-    assert (hidden & ~asked).sum() == 0
-    assert hidden.sum() / asked.sum() == pytest.approx(0.8, abs=0.04)
-    whole = torch.where(asked, targets, stream.tokens)
+    assert (hidden & ~selected).sum() == 0
+    assert hidden.sum() / selected.sum() == pytest.approx(0.8, abs=0.04)
+    whole = torch.where(selected, targets, stream.tokens)
     texts = [task.tokenizer.decode(row[1:][real[1:]].tolist()) for row, real in zip(whole, stream.real, strict=True)]
-    assert {text[:2] for text in texts} == {"a "}, "the answers are what stood there"
+    assert {text[:2] for text in texts} == {"a "}, "targets are the original tokens"
 
 
 def test_the_gain_is_that_of_the_fewest_labels_and_drawn_as_measured() -> None:

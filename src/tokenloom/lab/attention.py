@@ -15,7 +15,7 @@ from tokenloom.plotting.svg import Line, Panel, Plot
 
 
 def gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two tensors."""
+    """Return the largest absolute difference of two tensors."""
     return (a - b).abs().max().item()
 
 
@@ -25,18 +25,18 @@ def gap(a: Tensor, b: Tensor) -> float:
     question="What does attention do when it has no parameters at all?",
     protocol="Weights = row softmax of X Xᵀ, X 5 × 4 standard normal.",
     explanation="Each row of weights is positive and sums to one, so each output lies inside the convex hull of the "
-    "inputs. Tokens that resemble each other are averaged; nothing is learned.",
+    "inputs. Similar tokens are averaged; nothing is learned.",
 )
 def simple(ctx: ExperimentContext) -> Outcome:
     """1.1."""
     X = torch.randn(5, 4, generator=ctx.generator())
     A = attention_weights(X @ X.T)
-    # The library's attention divides by √Dh: queries of √Dh · X undo that.
+    # The library divides scores by √Dh; queries √Dh · X cancel that.
     Y, same = attention(2.0 * X[None, None], X[None, None], X[None, None], return_weights=True)
     outside = max((Y[0, 0] - X.amax(0)).max().item(), (X.amin(0) - Y[0, 0]).max().item())
     names = [f"x{n}" for n in range(1, 6)]
     plot = Plot(
-        "Who is averaged with whom",
+        "Attention weights",
         "Each row is one output; its weights over the five inputs sum to one.",
         x="input",
         y="output",
@@ -54,10 +54,10 @@ def simple(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.2",
     "Symmetry of scores",
-    question="Why do queries and keys need matrices of their own?",
+    question="Why do queries and keys need separate matrices?",
     protocol="X U Uᵀ Xᵀ with one shared U against X W_q W_kᵀ Xᵀ; X 5 × 4.",
-    explanation="With one matrix for both, how much n attends to m is how much m attends to n. A chisel is a tool, but "
-    "a tool is seldom a chisel: two matrices let relations have a direction.",
+    explanation="With one matrix for both, the score of n for m equals that of m for n. A chisel is a tool, but a "
+    "tool is seldom a chisel: two matrices let relations have a direction.",
 )
 def symmetry(ctx: ExperimentContext) -> Outcome:
     """1.2."""
@@ -65,7 +65,7 @@ def symmetry(ctx: ExperimentContext) -> Outcome:
     X, U, W_q, W_k = (torch.randn(*shape, generator=g) for shape in ((5, 4), (4, 4), (4, 4), (4, 4)))
     shared, separate = X @ U @ U.T @ X.T, X @ W_q @ W_k.T @ X.T
     panels = [Panel("shared U", shared.tolist(), signed=True), Panel("W_q and W_k", separate.tolist(), signed=True)]
-    plot = Plot("Scores", "Only the left one is its own mirror image.", x="key", y="query", panels=panels)
+    plot = Plot("Scores", "Only the left matrix is symmetric.", x="key", y="query", panels=panels)
     measurements = [
         at_most("shared: scores − transposed", 1e-4, gap(shared, shared.T), "symmetric"),
         at_least("separate: scores − transposed", 1e-2, gap(separate, separate.T), "not symmetric"),
@@ -78,8 +78,8 @@ def symmetry(ctx: ExperimentContext) -> Outcome:
     "The variance of the dot product",
     question="How large are scores before and after scaling?",
     protocol="20,000 pairs q, k ~ N(0, I), all q before all k, G(1), D_k = 4, 16, 64, 256 in that order.",
-    explanation="A dot product adds D_k independent products of variance one, so its variance is D_k. Dividing by √D_k "
-    "brings it back to one whatever the width, and the softmax stays away from its flat ends.",
+    explanation="A dot product adds D_k independent products of variance one, so its variance is D_k. Dividing by "
+    "√D_k brings it back to one whatever the width, and the softmax does not saturate.",
     seed=1,
 )
 def variance(ctx: ExperimentContext) -> Outcome:
@@ -104,8 +104,8 @@ def variance(ctx: ExperimentContext) -> Outcome:
     "Saturation",
     question="What does an unscaled score do to the softmax?",
     protocol="One query, then ten keys ~ N(0, 1), G(2), D_k = 4, 64, 512; largest weight, norm of the Jacobian.",
-    explanation="Wide vectors make some score far larger than the others; the softmax then puts all weight on one key "
-    "and its derivative vanishes, so nothing is learned. With scaling the Jacobian keeps its size.",
+    explanation="With wide vectors one score is much larger than the others; the softmax then puts all weight on one "
+    "key and its derivative vanishes, so nothing is learned. With scaling the Jacobian does not vanish.",
     seed=2,
 )
 def saturation(ctx: ExperimentContext) -> Outcome:
@@ -134,17 +134,17 @@ def saturation(ctx: ExperimentContext) -> Outcome:
         ]
     lines = [Line(name, list(published), values) for name, values in norms.items()]
     caption = "Without scaling the derivative of the softmax vanishes with the width."
-    plot = Plot("How much the softmax still moves", caption, "D_k", "norm of the Jacobian", lines)
-    return Outcome(measurements, [Plot(**{**vars(plot), "log_x": True, "log_y": True})])
+    plot = Plot("Norm of the softmax Jacobian", caption, "D_k", "norm", lines, log_x=True, log_y=True)
+    return Outcome(measurements, [plot])
 
 
 @experiment(
     "1.5",
     "Multi-head attention equals the framework's",
-    question="Does our layer compute what torch.nn.MultiheadAttention does?",
+    question="Does the layer compute the same as torch.nn.MultiheadAttention?",
     protocol="The same weights in both, B = 2, N = 7, D = 16, H = 4.",
-    explanation="Two independent implementations that agree to rounding are unlikely to share a mistake. The framework "
-    "keeps the three input maps in one matrix; ours are loaded from it, part by part.",
+    explanation="Two independent implementations that agree up to rounding are unlikely to have the same bug. PyTorch "
+    "keeps the three input projections in one matrix, which is filled from ours.",
 )
 def framework(ctx: ExperimentContext) -> Outcome:
     """1.5."""
@@ -169,10 +169,10 @@ def framework(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.6",
     "The layer is a sum over heads",
-    question="How do heads come together, and what do they cost?",
+    question="How are heads combined, and what do they cost?",
     protocol="Σ_h A_h X W_v,h W_o,h against the layer; D = 16, H = 1, 2, 4, 8, N = 9.",
-    explanation="Concatenating heads and multiplying by W_o is the same as adding each head's own map. The parameters "
-    "are 4D², neither more tokens nor more heads change that.",
+    explanation="Concatenating heads and multiplying by W_o equals the sum of the projections of each head. There are "
+    "4D² parameters, independent of the numbers of tokens and heads.",
 )
 def heads(ctx: ExperimentContext) -> Outcome:
     """1.6."""
@@ -196,8 +196,8 @@ def heads(ctx: ExperimentContext) -> Outcome:
     "Permutation equivariance",
     question="Does attention know the order of its tokens?",
     protocol="layer(X[perm]) against layer(X)[perm], D = 16, H = 4, N = 7.",
-    explanation="Attention sees a set: shuffled inputs give the same outputs, shuffled. Order has to be put in by "
-    "positions or by a mask.",
+    explanation="Attention maps a set: permuted inputs give the same outputs, permuted. Order enters by positions or "
+    "by a mask.",
 )
 def permutation(ctx: ExperimentContext) -> Outcome:
     """1.9."""
@@ -210,10 +210,10 @@ def permutation(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.12b",
     "Rank and span",
-    question="What can one head write?",
+    question="Which outputs can one head produce?",
     protocol="Singular values of W_v,h W_o,h (D = 16, H = 4, float64); output rows against the span of the value rows.",
-    explanation="A head reads through a narrow map, so W_v W_o has at most D/H singular values that are not zero. What "
-    "it writes is a mixture of value vectors and lies in their span.",
+    explanation="A head has D/H features, so W_v W_o has at most D/H singular values that are not zero. Its output is "
+    "a mixture of value vectors and lies in their span.",
 )
 def rank(ctx: ExperimentContext) -> Outcome:
     """1.12b."""

@@ -22,56 +22,55 @@ from tokenloom.plotting.svg import Line, Plot
 
 D = 64
 LENGTHS, QUICK_LENGTHS = (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048)
-# Short calls are repeated until they take so many seconds, so that the clock's own grain does not count.
-LEAST = 0.02
+# Short calls are repeated to at least this many seconds, because of the resolution of the clock.
+MIN_SECONDS = 0.02
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The bytes of all tensors that are made inside and live at once. `top`: the most there were.
+    """Count the bytes of all tensors that are created inside and alive at the same time. `peak`: their maximum.
 
-    What a kernel sets aside within itself is not seen; views count once, with the tensor whose storage they share.
+    Temporary memory of kernels is not counted; views count once, with the storage that they share.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
-        self.top = 0
+        self.peak = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One call of the framework, with what it made."""
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        """Run one operator and count the storages that it creates."""
+        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        outputs = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
             if not isinstance(tensor, Tensor):
                 continue
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
-            if key not in given and key not in self._known:
+            if key not in inputs and key not in self._known:
                 self._known.add(key)
                 self.now += size
-                self.top = max(self.top, self.now)
-                weakref.finalize(storage, self._gone, key, size)
-        return made
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._freed, key, size)
+        return outputs
 
-    def _gone(self, key: int, size: int) -> None:
+    def _freed(self, key: int, size: int) -> None:
         self.now -= size
         self._known.discard(key)
 
 
 def peak_bytes(work: Callable[[], Any]) -> int:
-    """The most bytes of tensors that a piece of work keeps at once, beside what is there before it."""
+    """Return the peak of the bytes of tensors that a function creates."""
     live = LiveBytes()
     with live:
         work()
-    return live.top
+    return live.peak
 
 
 def clock() -> float:
-    """Processor seconds of this process in its own code, where the system tells them apart.
+    """Return the user CPU seconds of this process; on Windows, user and system.
 
-    Fresh memory is handed out page by page, in time of the system, which is short on one machine and as long as the
-    arithmetic on a virtual one: it would measure the machine, and is left out.
+    Page faults count as system time, which on virtual machines takes as long as the arithmetic.
     """
     if sys.platform == "win32":
         return time.process_time()
@@ -81,13 +80,15 @@ def clock() -> float:
 
 
 def cpu_seconds(works: Sequence[Callable[[], Any]]) -> tuple[list[float], list[float]]:
-    """Seconds of `clock` for one call of each, and processor seconds with the system's own: the best of three rounds
-    over all of them, so that a disturbance meets one round of each at most."""
+    """Return the seconds of `clock` per call of each function, and those with system time: the best of three rounds.
+
+    Functions take turns, so that a disturbance affects at most one round of each.
+    """
     calls = []
     for work in works:
         began = time.process_time()
         work()
-        calls.append(max(1, round(LEAST / max(time.process_time() - began, 1e-5))))
+        calls.append(max(1, round(MIN_SECONDS / max(time.process_time() - began, 1e-5))))
     own, whole = ([float("inf")] * len(works) for _ in range(2))
     for _ in range(3):
         for place, (work, count) in enumerate(zip(works, calls, strict=True)):
@@ -100,20 +101,20 @@ def cpu_seconds(works: Sequence[Callable[[], Any]]) -> tuple[list[float], list[f
 
 
 def slope(lengths: tuple[int, ...], values: list[float]) -> float:
-    """Of the straight line through log value against log length."""
+    """Return the slope of the straight line through log value against log length."""
     return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
 @experiment(
     "1.8",
     "Cost against length",
-    question="What does a text twice as long cost?",
-    protocol="D = 64, one head, N = 256 … 4096: explicit N × N attention without output map, the same through the "
-    "fused kernel, and an MLP with 256 ReLU units; best of 3, no gradients, one thread, processor time without the "
-    "system's own. Slopes from N = 512.",
-    explanation="Each of N queries meets N keys, so attention grows with the square of the length, and an MLP, which "
-    "sees each token alone, in proportion to it. The fused kernel does as many multiplications but never writes the "
-    "N × N weights down: its memory grows in proportion, and it spares the passes over them.",
+    question="What does twice the length cost?",
+    protocol="D = 64, one head, N = 256 … 4096: explicit N × N attention without output projection, the same with the "
+    "fused kernel, and an MLP with 256 ReLU units; best of 3, no gradients, one thread, user CPU time. Slopes from N "
+    "= 512.",
+    explanation="The cost of attention of N queries to N keys grows with the square of the length, that of an MLP, "
+    "which maps each token alone, linearly. The fused kernel does as many multiplications but never stores the N × N "
+    "weights: its memory grows linearly, and it saves the passes over them.",
     seconds=4.0,
     quick=True,
 )
@@ -143,32 +144,36 @@ def cost(ctx: ExperimentContext) -> Outcome:
     memory, seconds, whole = (
         {name: values[i * count : (i + 1) * count] for i, name in enumerate(works)} for values in found
     )
-    steep = {name: slope(lengths[1:], values[1:]) for name, values in seconds.items()}
-    wide = {name: slope(lengths[1:], values[1:]) for name, values in memory.items()}
+    time_slopes = {name: slope(lengths[1:], values[1:]) for name, values in seconds.items()}
+    memory_slopes = {name: slope(lengths[1:], values[1:]) for name, values in memory.items()}
     last = {name: values[-1] for name, values in memory.items()}
     times = [values["explicit attention"][-1] / values["fused attention"][-1] for values in (seconds, whole)]
-    steepness, bulk = "slope of the time, {}".format, "slope of the memory, {}".format
-    spared = last["explicit attention"] / last["fused attention"]
+    time_slope, memory_slope = "slope of the time, {}".format, "slope of the memory, {}".format
+    saved = last["explicit attention"] / last["fused attention"]
     low, high = (1.4, 2.6) if ctx.quick else (1.7, 2.3)
     measurements = [
-        between(steepness("explicit attention"), low, high, steep["explicit attention"], "1.7 … 2.3"),
-        between(steepness("MLP"), 0.6 if ctx.quick else 0.8, 1.6 if ctx.quick else 1.3, steep["MLP"], "0.8 … 1.3"),
-        shown(steepness("fused attention"), f"{steep['fused attention']:.2f}"),
-        between(bulk("explicit attention"), 1.7, 2.1, wide["explicit attention"], "own figure"),
-        between(bulk("fused attention"), 0.9, 1.1, wide["fused attention"], "own figure"),
-        at_least(f"memory at {longest}, explicit ÷ fused", 10, spared, "own figure"),
-        shown(f"time at {longest}, explicit ÷ fused", f"{times[0]:.1f}; with the system's own {times[1]:.1f}"),
+        between(time_slope("explicit attention"), low, high, time_slopes["explicit attention"], "1.7 … 2.3"),
+        between(
+            time_slope("MLP"), 0.6 if ctx.quick else 0.8, 1.6 if ctx.quick else 1.3, time_slopes["MLP"], "0.8 … 1.3"
+        ),
+        shown(time_slope("fused attention"), f"{time_slopes['fused attention']:.2f}"),
+        between(memory_slope("explicit attention"), 1.7, 2.1, memory_slopes["explicit attention"], "own figure"),
+        between(memory_slope("fused attention"), 0.9, 1.1, memory_slopes["fused attention"], "own figure"),
+        at_least(f"memory at {longest}, explicit ÷ fused", 10, saved, "own figure"),
+        shown(f"time at {longest}, explicit ÷ fused", f"{times[0]:.1f}; with system time {times[1]:.1f}"),
         shown("threads", str(torch.get_num_threads())),
     ]
     for name in works:
         measurements.append(shown(f"{name}, {longest}", f"{seconds[name][-1] * 1e3:.1f} ms, {last[name]:.1f} MiB"))
 
-    def course(title: str, caption: str, unit: str, values: dict[str, list[float]]) -> Plot:
+    def plot_of(title: str, caption: str, unit: str, values: dict[str, list[float]]) -> Plot:
         lines = [Line(name, lengths, found) for name, found in values.items()]
         return Plot(title, caption, "tokens", unit, lines, log_x=True, log_y=True)
 
     plots = [
-        course("Time", "Twice the length: four times the time of attention.", "seconds", seconds),
-        course("Memory", "The N × N weights fill the memory; the fused kernel has none.", "MiB at once", memory),
+        plot_of("Time", "Twice the length: four times the time of attention.", "seconds", seconds),
+        plot_of(
+            "Memory", "The explicit attention stores N × N weights, the fused kernel does not.", "peak MiB", memory
+        ),
     ]
     return Outcome(measurements, plots)

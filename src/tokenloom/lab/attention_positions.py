@@ -1,4 +1,4 @@
-"""Section 1: positions, and how vectors of many features behave."""
+"""Section 1: positions, and vectors of many features."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LAYER_TABLE = [
 @experiment(
     "1.7",
     "Pre-norm and post-norm",
-    question="How long do tokens get on their way through a deep stack?",
+    question="How does the norm of tokens change through a deep stack?",
     protocol="Mean token norm after each of 12 fresh layers, D = 32, H = 4, G(3), then the input 8 × 20 × 32.",
-    explanation="A norm after the sum sets every token back to √D. A norm before each part leaves the residual stream "
-    "alone: it grows with depth, and gradients have a straight way back.",
+    explanation="Post-norm normalizes every token to √D after each sum. Pre-norm does not change the residual stream, "
+    "which grows with depth and passes gradients through unchanged.",
     seed=3,
 )
 def norms(ctx: ExperimentContext) -> Outcome:
@@ -60,10 +60,10 @@ def norms(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.10",
     "Sinusoidal encoding",
-    question="Does every position get a vector of its own?",
+    question="Is the vector of every position distinct?",
     protocol="2,000 positions, D = 32, base 10,000: sin(w_j n) and cos(w_j n) in turn, w_j = base^(−2j/D).",
-    explanation="Pairs of features turn like the hands of clocks, the fast ones tell neighbors apart and the slow "
-    "ones tell where in the text. All values stay within −1 … 1, however long the text.",
+    explanation="Pairs of features are rotations of different frequencies: high ones distinguish neighbors, low ones "
+    "distant positions. All values stay within −1 … 1, however long the text.",
 )
 def sinusoidal(ctx: ExperimentContext) -> Outcome:
     """1.10."""
@@ -71,7 +71,7 @@ def sinusoidal(ctx: ExperimentContext) -> Outcome:
     waves = 2 * math.pi / torch.atan2(r[1, 0::2], r[1, 1::2])
     plot = Plot(
         "Sinusoidal positions",
-        "Fast waves at the top, slow ones at the bottom: each column is a position.",
+        "High frequencies at the top, low ones at the bottom; each column is a position.",
         x="position",
         y="feature",
         panels=[Panel("r", r[:96].T.tolist(), signed=True)],
@@ -90,10 +90,10 @@ def sinusoidal(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.11",
     "A shift is a rotation",
-    question="Can a linear map find the token seven places on?",
+    question="Is a shift by seven positions a linear map?",
     protocol="Block-diagonal M_7 of 2 × 2 rotations maps r_n to r_{n+7}, n = 0 … 1992; sines only: best least squares.",
-    explanation="Sine and cosine together turn by a fixed angle when n grows by seven, so one matrix serves all n. "
-    "Sines alone do not say which way they move: no map will do.",
+    explanation="Sine and cosine together rotate by a fixed angle when n grows by seven, so one matrix fits all n. "
+    "Sines alone do not determine the phase, so no linear map fits.",
 )
 def shift(ctx: ExperimentContext) -> Outcome:
     """1.11."""
@@ -116,10 +116,10 @@ def shift(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.12",
     "Near-orthogonality",
-    question="Why can positions be added to tokens without harm?",
+    question="Why do added positions not destroy the token vectors?",
     protocol="Cosine of 5,000 random pairs, D = 4, 64, 1024, numpy default_rng(12).",
-    explanation="Random directions in many dimensions are nearly at right angles, with a spread of 1/√D. Two things "
-    "that are added can therefore still be told apart.",
+    explanation="Random directions in many dimensions are nearly orthogonal, with a standard deviation of 1/√D of the "
+    "cosine. Two vectors that are added can therefore still be separated.",
     seed=12,
 )
 def orthogonal(ctx: ExperimentContext) -> Outcome:
@@ -139,10 +139,10 @@ def orthogonal(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.12c",
     "Adding or concatenating positions",
-    question="Is adding positions poorer than concatenating them?",
+    question="Is adding positions less expressive than concatenating them?",
     protocol="A linear map of [x; r] against W₁ x + W₂ r.",
-    explanation="A map of the concatenation is the sum of a map of each part. Adding r to x is the case in which the "
-    "positions have been through their own map already.",
+    explanation="A linear map of the concatenation is the sum of a linear map of each part. Adding r to x is the case "
+    "in which the positions have been mapped already.",
 )
 def concatenated(ctx: ExperimentContext) -> Outcome:
     """1.12c."""
@@ -155,10 +155,10 @@ def concatenated(ctx: ExperimentContext) -> Outcome:
 @experiment(
     "1.13",
     "Attention as a sparse layer",
-    question="What would a dense layer look like that does the same?",
+    question="Which dense layer computes the same?",
     protocol="The (ND) × (ND) matrix that equals one attention layer with its weights held fixed; N = 6, D = 8, H = 2.",
-    explanation="With the weights held fixed, attention is a linear map of all tokens at once: block (n, m) is "
-    "Σ_h a_nm W_v,h W_o,h. The blocks share these few matrices, which is why N² D + N D² steps do the work of (ND)².",
+    explanation="With the weights held fixed, attention is a linear map of all tokens at once: block (n, m) is Σ_h "
+    "a_nm W_v,h W_o,h. The blocks share these few matrices, so that N² D + N D² multiplications replace (ND)².",
 )
 def sparse(ctx: ExperimentContext) -> Outcome:
     """1.13."""

@@ -20,17 +20,17 @@ from tokenloom.training.batches import BatchContext
 
 SPEAKERS = 5
 ALPHAS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-OFTEN = 8
+MIN_COUNT = 8
 
 
 def speeches(text: str, speakers: int) -> list[tuple[str, str]]:
     """Return (speech, speaker) of the speakers with the most text, in the order of a text of “NAME:⏎speech” blocks."""
     blocks = [block.split(":\n", 1) for block in text.split("\n\n") if ":\n" in block]
-    said = Counter[str]()
+    lengths = Counter[str]()
     for name, speech in blocks:
-        said[name] += len(speech)
-    kept = {name for name, _ in said.most_common(speakers)}
-    return [(speech, name) for name, speech in blocks if name in kept]
+        lengths[name] += len(speech)
+    selected = {name for name, _ in lengths.most_common(speakers)}
+    return [(speech, name) for name, speech in blocks if name in selected]
 
 
 def counts_of(samples: LabeledSamples, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -42,9 +42,9 @@ def counts_of(samples: LabeledSamples, vocab_size: int) -> tuple[NDArray[np.int6
 @experiment(
     "2.8",
     "Naive Bayes",
-    question="Can the speaker be told from the words alone?",
-    protocol="The speeches of the five speakers with the most text in Tiny Shakespeare, 30 % of each held out; word "
-    "counts with add-α smoothing, in log space; scikit-learn's MultinomialNB on the same counts.",
+    question="Can the speaker be predicted from the words alone?",
+    protocol="The speeches of the five speakers with the most text in Tiny Shakespeare, 30 % of each for validation; "
+    "word counts with add-α smoothing, in log space; scikit-learn's MultinomialNB on the same counts.",
     explanation="A speech is modeled as a bag of words drawn from the distribution of its speaker. That is naive, yet "
     "twice as accurate as the most frequent class. Products of many small probabilities are computed as sums of "
     "logarithms, since they would underflow; α is the count given to words that a speaker has never used.",
@@ -61,49 +61,47 @@ def naive_bayes(ctx: ExperimentContext) -> Outcome:
         path = Path(folder) / "speeches.jsonl"
         path.write_text("\n".join(json.dumps({"text": text, "label": name}) for text, name in items), "utf-8")
         prepared = task.load(str(path))
-    training, held = prepared.train, prepared.validation
-    assert isinstance(training, LabeledSamples)
-    assert isinstance(held, LabeledSamples)
+    train, val = prepared.train, prepared.validation
+    assert isinstance(train, LabeledSamples)
+    assert isinstance(val, LabeledSamples)
     assert prepared.fit is not None
-    learned = prepared.fit()
-    assert isinstance(learned, NaiveBayes)
+    model = prepared.fit()
+    assert isinstance(model, NaiveBayes)
     # Words in no training text, and white space, are ignored: scikit-learn does not get these columns.
-    said = learned.counts.sum(0).numpy() > 0
-    (counts, labels), (asked, truth) = (counts_of(part, len(said)) for part in (training, held))
-    batch = task.collate(list(held.items), BatchContext(0, -1, held.all()))
+    known = model.counts.sum(0).numpy() > 0
+    (counts, labels), (val_counts, truth) = (counts_of(part, len(known)) for part in (train, val))
+    batch = task.collate(list(val.items), BatchContext(0, -1, val.all()))
     own: list[float] = []
     theirs: list[float] = []
     differences: list[float] = []
     measurements = []
     for alpha in ALPHAS:
-        learned.alpha.fill_(alpha)
-        task.model = learned
-        peer = MultinomialNB(alpha=alpha).fit(counts[:, said], labels)
-        own.append(task.evaluate(samples=held)["accuracy"])
-        theirs.append(float(peer.score(asked[:, said], truth)))
+        model.alpha.fill_(alpha)
+        task.model = model
+        peer = MultinomialNB(alpha=alpha).fit(counts[:, known], labels)
+        own.append(task.evaluate(samples=val)["accuracy"])
+        theirs.append(float(peer.score(val_counts[:, known], truth)))
         with torch.no_grad():
-            scores = learned(batch).numpy()
-        differences.append(float(np.abs(scores - peer.predict_joint_log_proba(asked[:, said])).max()))
-        measurements.append(
-            exact(f"accuracy beside scikit-learn's, α = {alpha:g}", f"{theirs[-1]:.4f}", f"{own[-1]:.4f}")
-        )
-    most = float((truth == np.bincount(labels).argmax()).mean())
+            scores = model(batch).numpy()
+        differences.append(float(np.abs(scores - peer.predict_joint_log_proba(val_counts[:, known])).max()))
+        measurements.append(exact(f"accuracy, α = {alpha:g}", f"{theirs[-1]:.4f}", f"{own[-1]:.4f}"))
+    majority = float((truth == np.bincount(labels).argmax()).mean())
     measurements += [
         at_most("log p(class, text) − scikit-learn's", 1e-9, max(differences), "equal"),
         at_least(
-            "accuracy at α = 1 − that of the most frequent class", 0.1, own[ALPHAS.index(1.0)] - most, "own figure"
+            "accuracy at α = 1 − that of the most frequent class", 0.1, own[ALPHAS.index(1.0)] - majority, "own figure"
         ),
-        shown("texts counted, held out", f"{len(labels)}, {len(truth)}"),
+        shown("training texts, validation texts", f"{len(labels)}, {len(truth)}"),
     ]
     lines = [
         Line("tokenloom", ALPHAS, own),
         Line("scikit-learn", ALPHAS, theirs),
-        Line("always the most frequent speaker", ALPHAS, [most] * len(ALPHAS)),
+        Line("most frequent speaker", ALPHAS, [majority] * len(ALPHAS)),
     ]
     caption = "Both predict the same labels at every α; a large α outweighs the counts."
     plots = [
         Plot("Accuracy against α", caption, "α", "accuracy", lines, log_x=True),
-        distinctive_words(task, learned),
+        distinctive_words(task, model),
     ]
     return Outcome(measurements, plots)
 
@@ -112,10 +110,8 @@ def distinctive_words(task: TextClassification, model: NaiveBayes) -> Plot:
     """Return the most distinctive words of each class: log p(w | c) − log of the mean of p(w | c) over classes."""
     model.alpha.fill_(1.0)
     p = model.log_likelihood()
-    weight = (p - p.logsumexp(0)).masked_fill(model.counts.sum(0) < OFTEN, -float("inf"))
+    weight = (p - p.logsumexp(0)).masked_fill(model.counts.sum(0) < MIN_COUNT, -float("inf"))
     rows = []
     for name, best in zip(task.classes, weight.topk(6).indices.tolist(), strict=True):
         rows.append(f"{name}: {', '.join(task.tokenizer.decode([id]).strip() for id in best)}")
-    return Plot(
-        "What gives them away", f"Words said {OFTEN} times or more that speak most for one.", text="\n".join(rows)
-    )
+    return Plot("Distinctive words", f"Of the words that occur at least {MIN_COUNT} times.", text="\n".join(rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, experiment
-from tokenloom.lab.reversal import DIGITS, train_reversal, translated
+from tokenloom.lab.reversal import DIGITS, train_reversal, translate
 from tokenloom.models.encoder_decoder import EncoderDecoder
 from tokenloom.models.recurrent_translation import RecurrentTranslator, RecurrentTranslatorConfig
 from tokenloom.plotting.svg import Line, Plot
@@ -50,7 +50,7 @@ def reversed_by_length(
     found = ByLength({}, {})
     for length in lengths:
         strings = torch.randint(0, DIGITS, (200, length), generator=generator)
-        right = translated(model, strings) == strings.flip(1)
+        right = translate(model, strings) == strings.flip(1)
         found.digits[length] = right.double().mean().item()
         found.strings[length] = right.all(1).double().mean().item()
     return found
@@ -59,12 +59,12 @@ def reversed_by_length(
 @experiment(
     "2.10b",
     "The bottleneck",
-    question="How much of a text fits into one vector?",
+    question="How much of a text can one vector represent?",
     protocol="A recurrent encoder–decoder (gated units, D = 64) learns to reverse strings of 5 … 30 digits in 600 "
     "steps of 32, without attention and with it; 200 new strings of each length, decoded greedily.",
     explanation="Without attention the decoder gets the source as one vector, whose size does not grow with the text: "
-    "it represents a few digits and loses the rest. With attention each step reads all states of the encoder and finds "
-    "the digit that it needs, however long the string. This is what attention was invented for.",
+    "it represents a few digits and loses the rest. With attention each step reads all states of the encoder and "
+    "finds the digit that it needs, however long the string. This is what attention was invented for.",
     seed=7,
     seconds=40.0,
     quick=True,
@@ -73,7 +73,7 @@ def bottleneck(ctx: ExperimentContext) -> Outcome:
     """2.10b."""
     steps, lengths = (120, QUICK_LENGTHS) if ctx.quick else (600, LENGTHS)
     found: dict[str, ByLength] = {}
-    for place, (name, attention) in enumerate((("without attention", False), ("with attention", True))):
+    for number, (name, attention) in enumerate((("without attention", False), ("with attention", True))):
         config = RecurrentTranslatorConfig(DIGITS, DIGITS, 64, 1, attention=attention, shared_vocab=True)
         found[name] = reversed_by_length(
             RecurrentTranslator(config, ctx.seed),
@@ -82,20 +82,20 @@ def bottleneck(ctx: ExperimentContext) -> Outcome:
             lengths=lengths,
             batch_size=32,
             seed=ctx.seed,
-            report_progress=lambda share, place=place: ctx.report_progress((place + share) / 2),  # type: ignore[misc]
+            report_progress=lambda fraction, number=number: ctx.report_progress((number + fraction) / 2),  # type: ignore[misc]
         )
-    without, beside = found["without attention"], found["with attention"]
+    without, attending = found["without attention"], found["with attention"]
     own = "own figure"
     if ctx.quick:
-        gained = beside.digits[15] - without.digits[15]
+        gained = attending.digits[15] - without.digits[15]
         measurements = [at_least("digits right at length 15, with attention − without (coarse)", 0.1, gained, own)]
     else:
         measurements = [
             at_least("whole strings of 5, without attention", 0.3, without.strings[5], own),
             at_most("whole strings of 30, without attention", 0.05, without.strings[30], "falls with length"),
             at_least("digits right at 5 − at 30, without attention", 0.3, without.digits[5] - without.digits[30], own),
-            at_least("digits right at any length, with attention", 0.7, min(beside.digits.values()), "attention holds"),
-            at_least("whole strings of 30, with attention", 0.15, beside.strings[30], own),
+            at_least("digits right at any length, with attention", 0.7, min(attending.digits.values()), "stays high"),
+            at_least("whole strings of 30, with attention", 0.15, attending.strings[30], own),
         ]
     plots = [
         Plot(
@@ -106,8 +106,13 @@ def bottleneck(ctx: ExperimentContext) -> Outcome:
             [Line(name, lengths, list(getattr(values, kind).values())) for name, values in found.items()],
         )
         for title, caption, unit, kind in (
-            ("Digits right", "Without attention it falls towards a guess, 0.1; with it, it holds.", "share", "digits"),
-            ("Whole strings right", "A single wrong digit spoils a string.", "share", "strings"),
+            (
+                "Digits right",
+                "Without attention it falls towards chance, 0.1; with attention it stays high.",
+                "fraction",
+                "digits",
+            ),
+            ("Whole strings right", "A string counts only if all its digits are right.", "fraction", "strings"),
         )
     ]
     return Outcome(measurements, plots)

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare as the chapter measurements on it: windows drawn once, batches given from outside."""
+"""Tiny Shakespeare with the protocol of the chapter: evaluation windows and batches from fixed generators."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ WINDOW = 64
 
 
 def corpus_text() -> str:
-    """The whole corpus."""
+    """Return the whole corpus."""
     return load(CORPUS).documents[0].text
 
 
-class Drawn(TextWindows):
-    """Eight batches of 64 windows of a text, drawn once with G(123): what the chapter's figures are measured on."""
+class ProtocolWindows(TextWindows):
+    """8 × 64 windows of a text, drawn with G(123): the evaluation samples of the chapter."""
 
     def all(self) -> Any:
-        """The starts of the windows."""
+        """Return the starts of the windows."""
         generator = torch.Generator().manual_seed(123)
         starts = [torch.randint(len(self.ids) - WINDOW - 1, (64,), generator=generator) for _ in range(8)]
         return torch.cat(starts).numpy()
 
 
 def prepared(ctx: ExperimentContext, **settings: Any) -> tuple[TextGeneration, TextWindows, TextWindows]:
-    """A task on the corpus, its training part and its validation part."""
+    """Return a task on the corpus with its training and validation samples."""
     task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
     data = task.load(CORPUS)
     assert isinstance(data.train, TextWindows)
@@ -42,13 +42,15 @@ def prepared(ctx: ExperimentContext, **settings: Any) -> tuple[TextGeneration, T
     return task, data.train, data.validation
 
 
-def counted(ctx: ExperimentContext, *, sliding: bool = False, both: bool = False, **settings: Any) -> dict[str, Any]:
-    """What a counted model reaches on the drawn windows, or on the whole validation part with sliding context.
+def ngram_metrics(
+    ctx: ExperimentContext, *, sliding: bool = False, both: bool = False, **settings: Any
+) -> dict[str, Any]:
+    """Return the metrics of an n-gram model on the protocol windows, or on all validation text with sliding context.
 
-    both: its loss on windows drawn alike from the training part too, as "training_loss".
+    both: also its loss on windows of the training text, as "training_loss".
     """
 
-    def made() -> tuple[TextGeneration, TextWindows, TextWindows]:
+    def fit() -> tuple[TextGeneration, TextWindows, TextWindows]:
         task = TextGeneration(TextGenerationSettings(**settings), CORPUS)
         data = task.load(CORPUS)
         assert data.fit is not None
@@ -57,22 +59,22 @@ def counted(ctx: ExperimentContext, *, sliding: bool = False, both: bool = False
         assert isinstance(data.validation, TextWindows)
         return task, data.train, data.validation
 
-    task, training, held = ctx.cached(("counted", *sorted(settings.items())), made) if sliding else made()
+    task, train, val = ctx.cached(("ngram", *sorted(settings.items())), fit) if sliding else fit()
     if sliding:
         return dict(task.evaluate(context="sliding"))
-    found = dict(task.evaluate(samples=Drawn(held.ids, WINDOW)))
+    found = dict(task.evaluate(samples=ProtocolWindows(val.ids, WINDOW)))
     if both:
-        found["training_loss"] = task.evaluate(samples=Drawn(training.ids, WINDOW))["loss"]
+        found["training_loss"] = task.evaluate(samples=ProtocolWindows(train.ids, WINDOW))["loss"]
     return found
 
 
 def drawn_batches(
-    task: TextGeneration, training: TextWindows, generator: torch.Generator, batch_size: int
+    task: TextGeneration, train: TextWindows, generator: torch.Generator, batch_size: int
 ) -> Callable[[int], list[Batch]]:
-    """Batches as the chapter draws them: the starts of each step are one `randint`."""
+    """Return a function that draws a batch of windows for each step, by one `randint` as in the chapter."""
 
     def batches(step: int) -> list[Batch]:
-        starts = torch.randint(len(training.ids) - WINDOW - 1, (batch_size,), generator=generator).numpy()
-        return [task.collate(training.take(starts), BatchContext(0, step, starts))]
+        starts = torch.randint(len(train.ids) - WINDOW - 1, (batch_size,), generator=generator).numpy()
+        return [task.collate(train.take(starts), BatchContext(0, step, starts))]
 
     return batches

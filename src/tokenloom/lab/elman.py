@@ -1,4 +1,4 @@
-"""The Elman network of row 2.9, trained once a run: the ladder, 3.5, has it as a rung."""
+"""The Elman network of row 2.9, trained once per run; row 3.5 compares it with other models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenloom.config import fill
-from tokenloom.lab.corpus import WINDOW, Drawn, drawn_batches, prepared
+from tokenloom.lab.corpus import WINDOW, ProtocolWindows, drawn_batches, prepared
 from tokenloom.lab.experiment import ExperimentContext
 from tokenloom.nn.modules import count_parameters
 from tokenloom.training.events import Evaluated, StepFinished
@@ -29,8 +29,7 @@ CONSTANT = {"lr_schedule": "wsd", "warmup_steps": 0, "decay_fraction": 0.0, "ste
 
 @dataclass(frozen=True)
 class TrainedElman:
-    """Its number of parameters, of each step the training loss and the processor seconds, and the loss on the drawn
-    windows in the end."""
+    """The number of parameters, training loss and CPU seconds per step, and the final loss on the protocol windows."""
 
     parameters: int
     losses: list[float]
@@ -39,22 +38,22 @@ class TrainedElman:
 
 
 def reference_elman(ctx: ExperimentContext) -> TrainedElman:
-    """M = 128 tanh units after 301 steps, or the first third of them in quick form; made once a run."""
-    return ctx.cached(("elman", ctx.seed, ctx.default_seed, ctx.quick), lambda: _trained(ctx))
+    """Return M = 128 tanh units after 301 steps, 101 in quick form; trained once per run."""
+    return ctx.cached(("elman", ctx.seed, ctx.default_seed, ctx.quick), lambda: _train(ctx))
 
 
-def _trained(ctx: ExperimentContext) -> TrainedElman:
+def _train(ctx: ExperimentContext) -> TrainedElman:
     steps = QUICK_STEPS if ctx.quick else STEPS
-    task, training, held = prepared(ctx, model="rnn", context=WINDOW, width=128, depth=1, burn_in=0)
+    task, train, val = prepared(ctx, model="rnn", context=WINDOW, width=128, depth=1, burn_in=0)
     task.model = task.build_model(seed=ctx.seed)
     settings, _ = fill(TrainingSettings(eval_every=steps), {**ADAM, **CONSTANT})
     seed = 1 if ctx.default_seed else ctx.seed + 1
-    batches = drawn_batches(task, training, torch.Generator().manual_seed(seed), 32)
+    batches = drawn_batches(task, train, torch.Generator().manual_seed(seed), 32)
     losses: list[float] = []
     seconds: list[float] = []
     validation = float("nan")
     began = time.process_time()
-    for event in fit(task, task.model, settings, batches, Drawn(held.ids, WINDOW)):
+    for event in fit(task, task.model, settings, batches, ProtocolWindows(val.ids, WINDOW)):
         if isinstance(event, StepFinished):
             losses.append(event.loss)
             seconds.append(time.process_time() - began)

@@ -37,7 +37,7 @@ NO_AUGMENTATION = {"translate": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0
 @dataclass(frozen=True)
 class Classifier:
     """A trained image classifier, its validation accuracy, that of the support-vector machine on the same split, and
-    the processor seconds per step."""
+    the CPU seconds per step."""
 
     task: ImageClassification
     accuracy: float
@@ -96,9 +96,9 @@ def judge(ctx: ExperimentContext) -> ImageClassification:
     "4.1",
     "A vision transformer",
     question="How many images does a transformer need to catch up with a convolutional network?",
-    protocol="mnist-5k at 12 × 12 pixels, 250, 1,000 and 4,000 training images, the others for validation. Patches "
-    "of 3 × 3, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; both 500 steps of 32 "
-    "images without augmentation. A support-vector machine on the pixels, on the same split.",
+    protocol="mnist-5k at 12 × 12 pixels, 250, 1,000 and 4,000 training images, the others for validation. Patches of "
+    "3 × 3, a class token, D = 64, L = 3, H = 4; a convolutional network of two blocks; both 500 steps of 32 images "
+    "without augmentation. A support-vector machine on the pixels, on the same split.",
     explanation="A convolutional network has locality and translation equivariance built in. A transformer has to "
     "learn both from examples: with few images it is less accurate, and the gap shrinks with their number.",
     dataset=FULL,
@@ -132,9 +132,9 @@ def vision(ctx: ExperimentContext) -> Outcome:
         lines,
         log_x=True,
     )
-    looked, sums = look(vit.task, QUICK if ctx.quick else FULL, 4)
+    attention_plot, sums = plot_attention(vit.task, QUICK if ctx.quick else FULL, 4)
     measurements.append(at_most("rows of the class token's attention − 1", 1e-5, sums, "rows sum to 1"))
-    return Outcome(measurements, [curve, looked])
+    return Outcome(measurements, [curve, attention_plot])
 
 
 def _vision_bounds(
@@ -151,7 +151,7 @@ def _vision_bounds(
     ]
 
 
-def look(task: ImageClassification, data: str, count: int) -> tuple[Plot, float]:
+def plot_attention(task: ImageClassification, data: str, count: int) -> tuple[Plot, float]:
     """Return a plot of validation images with the class token's attention to each patch (last layer, mean over heads),
     and the largest deviation of its rows' sums from 1."""
     samples = task.load(data).validation
@@ -169,15 +169,17 @@ def look(task: ImageClassification, data: str, count: int) -> tuple[Plot, float]
         panels.append(Panel(f"{weight.min():.3f} … {weight.max():.3f}", overlay(image[0] / 255, weight), image=True))
     caption = "The class token attends to some strokes much more than to others, and little to the empty border."
     title = "Images, and the attention of the class token over them"
-    return Plot(title, caption, panels=panels, across=count), float((rows.sum(-1) - 1).abs().max())
+    return Plot(title, caption, panels=panels, num_columns=count), float((rows.sum(-1) - 1).abs().max())
 
 
 def overlay(gray: NDArray[Any], weights: NDArray[Any]) -> list[Any]:
     """Return an image (H, W) in 0 … 1 with patches highlighted by weights (rows, columns): (H, W, 3)."""
-    share = (weights - weights.min()) / max(float(np.ptp(weights)), 1e-12)
-    share = np.kron(share, np.ones((gray.shape[0] // weights.shape[0], gray.shape[1] // weights.shape[1])))[..., None]
-    shine = np.array([1.0, 0.55, 0.1])
-    return rounded((1 - 0.65 * share) * gray[..., None] + 0.65 * share * shine)
+    strength = (weights - weights.min()) / max(float(np.ptp(weights)), 1e-12)
+    strength = np.kron(strength, np.ones((gray.shape[0] // weights.shape[0], gray.shape[1] // weights.shape[1])))[
+        ..., None
+    ]
+    color = np.array([1.0, 0.55, 0.1])
+    return rounded((1 - 0.65 * strength) * gray[..., None] + 0.65 * strength * color)
 
 
 def rounded(values: NDArray[Any]) -> list[Any]:
@@ -191,9 +193,9 @@ def rounded(values: NDArray[Any]) -> list[Any]:
     "Patches against pixels",
     question="What do smaller patches cost and gain, in equal epochs and in equal time?",
     protocol="mnist-5k at 12 × 12 pixels, patches of 12, 6, 3, 2 and 1 pixels a side; D = 48, L = 2, H = 4, the mean "
-    "of all tokens is pooled; 32 images per step, no augmentation. Equal epochs: 400 steps each. Equal time: "
-    "each as many steps as fit into the processor seconds that 400 steps of patches of 3 took, by the median step of "
-    "the first part. One thread. (How many steps fit differs from machine to machine, and the accuracy with it.)",
+    "of all tokens is pooled; 32 images per step, no augmentation. Equal epochs: 400 steps each. Equal time: each as "
+    "many steps as fit into the CPU seconds that 400 steps of patches of 3 took, by the median step of the first "
+    "part. One thread. (How many steps fit differs from machine to machine, and the accuracy with it.)",
     explanation="A patch of p pixels a side makes (12/p)² tokens. One token alone is a plain network on all pixels; "
     "four tokens, a quarter each, learn more in the same steps. Smaller patches cost more and, in so short a "
     "training, gain less: a single pixel carries little information, and the model must first learn which belong "
@@ -209,13 +211,13 @@ def patches(ctx: ExperimentContext) -> Outcome:
     sides = (8, 4, 2, 1) if ctx.quick else (12, 6, 3, 2, 1)
 
     def trained(patch: int, steps: int) -> Classifier:
-        body = {"image_size": str(side), "patch_size": str(patch), "pool": "mean", "width": 48, "depth": 2, "heads": 4}
-        return classifier(ctx, data, **body, batch_size=32, steps=steps, warmup_steps=steps // 25, **NO_AUGMENTATION)
+        sizes = {"image_size": str(side), "patch_size": str(patch), "pool": "mean", "width": 48, "depth": 2, "heads": 4}
+        return classifier(ctx, data, **sizes, batch_size=32, steps=steps, warmup_steps=steps // 25, **NO_AUGMENTATION)
 
     epochs = [trained(patch, steps) for patch in sides]
     middle = epochs[sides.index(2 if ctx.quick else 3)]
     fitting = [max(1, round(steps * middle.step / one.step)) for one in epochs]
-    timed = [one if one is middle else trained(*asked) for one, *asked in zip(epochs, sides, fitting, strict=True)]
+    timed = [one if one is middle else trained(*sizes) for one, *sizes in zip(epochs, sides, fitting, strict=True)]
     return _by_patch(ctx, sides, ByPatch([steps] * len(sides), epochs), ByPatch(fitting, timed))
 
 
@@ -233,7 +235,7 @@ class ByPatch:
 
     @property
     def seconds(self) -> list[float]:
-        """Processor seconds: the median step × steps."""
+        """CPU seconds: the median step × steps."""
         return [one.step * steps for one, steps in zip(self.found, self.steps, strict=True)]
 
     def table(self, name: str, sides: Sequence[int]) -> list[Measurement]:
@@ -254,21 +256,21 @@ def _by_patch(ctx: ExperimentContext, sides: Sequence[int], epochs: ByPatch, tim
     cost = [1000 * one.step for one in epochs.found]
     accuracy = epochs.accuracy
     measurements = [*epochs.table("equal epochs", sides), *timed.table("equal time", sides)]
-    wanted = ", ".join(str((sides[0] // patch) ** 2) for patch in sides)
-    measurements.append(exact("tokens", wanted, ", ".join(map(str, tokens))))
-    dear = {"cost at one pixel ÷ cost at two": cost[-1] / cost[-2], "÷ cost of one token": cost[-1] / cost[0]}
+    expected = ", ".join(str((sides[0] // patch) ** 2) for patch in sides)
+    measurements.append(exact("tokens", expected, ", ".join(map(str, tokens))))
+    cost_ratios = {"cost at one pixel ÷ cost at two": cost[-1] / cost[-2], "÷ cost of one token": cost[-1] / cost[0]}
     apart = max(timed.seconds) / min(timed.seconds)
     if ctx.quick:
         # Too few steps to measure time.
-        measurements += [shown(name, f"{ratio:.1f} ×") for name, ratio in dear.items()]
+        measurements += [shown(name, f"{ratio:.1f} ×") for name, ratio in cost_ratios.items()]
         measurements.append(shown("equal time: longest ÷ shortest", f"{apart:.2f} ×"))
         measurements.append(at_least("best accuracy (coarse)", 0.4, max(accuracy), OWN))
     else:
-        names = list(dear)
+        names = list(cost_ratios)
         measurements += [
-            between(names[0], 2.0, 12.0, dear[names[0]], "four times the tokens"),
-            at_least(names[1], 3.0, dear[names[1]], OWN),
-            between("equal time: longest ÷ shortest", 1.0, 2.0, apart, "equal, where steps take as long as before"),
+            between(names[0], 2.0, 12.0, cost_ratios[names[0]], "four times the tokens"),
+            at_least(names[1], 3.0, cost_ratios[names[1]], OWN),
+            between("equal time: longest ÷ shortest", 1.0, 2.0, apart, "equal, if step times are stable"),
             at_least("patches of 2, accuracy", 0.8, accuracy[sides.index(2)], OWN),
             at_least("best of several tokens − one token", 0.005, max(accuracy[1:]) - accuracy[0], OWN),
             at_least("one pixel, accuracy: equal epochs − equal time", 0.05, accuracy[-1] - timed.accuracy[-1], OWN),
@@ -287,7 +289,7 @@ def _by_patch(ctx: ExperimentContext, sides: Sequence[int], epochs: ByPatch, tim
             "Cost by tokens",
             f"From {cost[0]:.1f} ms with one token to {cost[-1]:.0f} ms with a token per pixel.",
             "tokens per image",
-            "processor milliseconds per step",
+            "CPU milliseconds per step",
             [Line("measured", tokens, cost)],
             log_x=True,
             log_y=True,

@@ -41,7 +41,7 @@ TIMES, ROW = 8, 12
 
 @dataclass(frozen=True)
 class Generator:
-    """A trained model, its metrics on validation images, and the processor seconds of its training, with those of the
+    """A trained model, its metrics on validation images, and the CPU seconds of its training, with those of the
     tokenizer and the baselines."""
 
     task: ImageGeneration
@@ -101,9 +101,9 @@ def sheet(pixels: Pixels, columns: int) -> list[Any]:
 
 def samples(task: ImageGeneration, title: str, seed: int) -> Plot:
     """Return a plot of ten samples of each class, one row per class."""
-    made = [task.generate(10, class_name=name, seed=seed)[0] for name in task.classes]
+    images = [task.generate(10, class_name=name, seed=seed)[0] for name in task.classes]
     caption = "One row per class, ten samples each at temperature 1, not selected."
-    return Plot(title, caption, panels=[Panel("", sheet(np.concatenate(made), 10), image=True)], across=1)
+    return Plot(title, caption, panels=[Panel("", sheet(np.concatenate(images), 10), image=True)], num_columns=1)
 
 
 def recognized(ctx: ExperimentContext, task: ImageGeneration, count: int) -> float:
@@ -123,24 +123,24 @@ def completions(task: ImageGeneration, train: Pixels, val: Pixels, seed: int, co
     half = chosen.shape[2] // 2
     given = chosen.copy()
     given[:, :, half:] = 115
-    made = np.stack([task.generate(TIMES, complete=image[:, :half], seed=seed)[0] for image in chosen])
+    completed = np.stack([task.generate(TIMES, complete=image[:, :half], seed=seed)[0] for image in chosen])
     plain = (train[:, :, half:] / 255).mean(0)
     truth = chosen[:, :, half:] / 255
-    ours = np.square((made[:, :, :, half:] / 255).mean(1) - truth).mean()
-    rows = np.concatenate((chosen, given, made[:, 0], made[:, 1], made[:, 2]))
+    ours = np.square((completed[:, :, :, half:] / 255).mean(1) - truth).mean()
+    rows = np.concatenate((chosen, given, completed[:, 0], completed[:, 1], completed[:, 2]))
     caption = "From the top: validation images, the given half, and three completions of each."
     panels = [Panel("", sheet(rows, len(chosen)), image=True)]
-    share = float(ours / np.square(plain - truth).mean())
-    return Plot("Lower halves completed", caption, panels=panels, across=1), share
+    error_ratio = float(ours / np.square(plain - truth).mean())
+    return Plot("Lower halves completed", caption, panels=panels, num_columns=1), error_ratio
 
 
 @experiment(
     "4.3",
     "Images as sequences of pixels",
     question="Can a language model of pixels generate images?",
-    protocol="mnist-5k at 12 × 12 pixels, a palette of 16 gray levels found by k-means, raster order, 4,000 images "
-    "to train and 1,000 to validate. A decoder over the 144 pixels, given the class; D = 48, L = 3, H = 4; 400 steps "
-    "of 16 images. Counts: each pixel after its left, upper left, upper and upper right neighbor, smoothed.",
+    protocol="mnist-5k at 12 × 12 pixels, a palette of 16 gray levels found by k-means, raster order, 4,000 images to "
+    "train and 1,000 to validate. A decoder over the 144 pixels, given the class; D = 48, L = 3, H = 4; 400 steps of "
+    "16 images. Counts: each pixel after its left, upper left, upper and upper right neighbor, smoothed.",
     explanation="The pixels are a sequence of 144 tokens. The model must need fewer bits than counts given the four "
     "neighbors, and lower halves that it completes must be nearer to the true ones than the mean image is.",
     dataset=FULL,
@@ -152,7 +152,7 @@ def pixels(ctx: ExperimentContext) -> Outcome:
     """4.3."""
     found = trained(ctx, "palette")
     task, metrics = found.task, found.metrics
-    drawn, share = completions(task, *parts(task, ctx), ctx.seed, 4 if ctx.quick else ROW)
+    completion_plot, error_ratio = completions(task, *parts(task, ctx), ctx.seed, 4 if ctx.quick else ROW)
     measurements = [
         shown("bits/pixel, unigram", f"{metrics['unigram_bits']:.3f}"),
         shown("bits/pixel, counts given four neighbors", f"{metrics['neighbor_bits']:.3f}"),
@@ -165,22 +165,22 @@ def pixels(ctx: ExperimentContext) -> Outcome:
         right = recognized(ctx, task, 200)
         measurements += [
             at_most("transformer ÷ counts", 0.85, metrics["bits_per_token"] / metrics["neighbor_bits"], OWN),
-            at_most("error of completions ÷ of the mean image", 0.9, share, OWN),
+            at_most("error of completions ÷ of the mean image", 0.9, error_ratio, OWN),
             at_least("requested class recognized by 4.1's network", 0.4, right, "0.1 by chance"),
         ]
-    return Outcome(measurements, [samples(task, "Samples, pixel by pixel", ctx.seed), drawn])
+    return Outcome(measurements, [samples(task, "Samples, pixel by pixel", ctx.seed), completion_plot])
 
 
 @experiment(
     "4.4",
     "Images as a few VQ codes",
-    question="What is gained when images become few tokens, and what is lost?",
-    protocol="The images of 4.3. First a VQ-VAE, 6 × 6 codes of 64, 150 steps of 64; then a "
-    "decoder of the sizes of 4.3 over the 36 codes, 300 steps of 64: about as many processor seconds as 4.3 in all. "
-    "Bits are per pixel; the squared error is that of reconstructed images.",
-    explanation="A code stands for a piece of a stroke, so that there are a quarter of the tokens. But codes lose "
-    "detail: fewer bits at a larger error are no gain by themselves. Both figures are therefore given together, "
-    "beside palettes of fewer colors, which trade error for bits too: at a budget of a minute the codes are hardly "
+    question="What do fewer tokens per image gain and lose?",
+    protocol="The images of 4.3. First a VQ-VAE, 6 × 6 codes of 64, 150 steps of 64; then a decoder of the sizes of "
+    "4.3 over the 36 codes, 300 steps of 64: about as many CPU seconds as 4.3 in all. Bits are per pixel; the squared "
+    "error is that of reconstructed images.",
+    explanation="A code represents a piece of a stroke, which needs a quarter of the tokens. But codes lose detail: "
+    "fewer bits at a larger error are no gain by themselves. Both values are therefore given together, and compared "
+    "with palettes of fewer colors, which also trade error for bits: at a budget of a minute the codes are hardly "
     "better than those.",
     dataset=FULL,
     quick_dataset=QUICK,
@@ -193,20 +193,20 @@ def codes(ctx: ExperimentContext) -> Outcome:
     tokens = math.prod(coarse.task.tokenizer.grid)
     few, many = coarse.metrics, fine.metrics
     values = math.prod(coarse.task.image_format.shape)
-    counted = few["neighbor_bits"] * tokens / values
+    count_bits = few["neighbor_bits"] * tokens / values
     train, val = parts(fine.task, ctx)
-    curve = counted_palettes(train, val, (2, 3, 4, 8, 16))
+    curve = palette_curve(train, val, (2, 3, 4, 8, 16))
     measurements: list[Measurement] = [
         shown("palette of 4.3: bits/dim, mse", fine.pair),
         shown(f"{tokens} codes: bits/dim, mse", coarse.pair),
-        shown("codes, counts given four neighbors: bits/dim", f"{counted:.3f}"),
+        shown("codes, counts given four neighbors: bits/dim", f"{count_bits:.3f}"),
         holds("codes: fewer bits, larger error", "both", f"{coarse.pair}", _traded(few, many)),
     ]
     measurements += _codes_bounds(ctx, coarse, fine)
     lines = [
         Line("counts, palettes of 2 … 16 colors", [error for _, error in curve], [bits for bits, _ in curve]),
         Line("transformer, palette", [many["mse"]], [many["bits_per_dim"]]),
-        Line("counts, codes", [few["mse"]], [counted]),
+        Line("counts, codes", [few["mse"]], [count_bits]),
         Line("transformer, codes", [few["mse"]], [few["bits_per_dim"]]),
     ]
     plot = Plot(
@@ -218,7 +218,8 @@ def codes(ctx: ExperimentContext) -> Outcome:
         log_x=True,
     )
     return Outcome(
-        measurements, [plot, samples(coarse.task, "Samples, code by code", ctx.seed), through(coarse.task, val)]
+        measurements,
+        [plot, samples(coarse.task, "Samples, code by code", ctx.seed), plot_reconstructions(coarse.task, val)],
     )
 
 
@@ -236,13 +237,13 @@ def _codes_bounds(ctx: ExperimentContext, coarse: Generator, fine: Generator) ->
     return [
         at_most("codes: transformer ÷ counts", 0.9, few["bits_per_token"] / few["neighbor_bits"], OWN),
         at_most("codes: mse", 0.012, few["mse"], OWN),
-        between("processor seconds, codes ÷ palette", 0.4, 2.5, spent, "equal budget"),
+        between("CPU seconds, codes ÷ palette", 0.4, 2.5, spent, "equal budget"),
         at_least("codes: requested class recognized by 4.1's network", 0.45, ours, "0.1 by chance"),
         shown("palette: requested class recognized", f"{theirs:.3f}"),
     ]
 
 
-def counted_palettes(train: Pixels, val: Pixels, sizes: Sequence[int]) -> list[tuple[float, float]]:
+def palette_curve(train: Pixels, val: Pixels, sizes: Sequence[int]) -> list[tuple[float, float]]:
     """Return (bits/pixel, mse) of palettes of several sizes, by counts given four neighbors."""
     found = []
     for size in sizes:
@@ -253,7 +254,7 @@ def counted_palettes(train: Pixels, val: Pixels, sizes: Sequence[int]) -> list[t
     return found
 
 
-def through(task: ImageGeneration, val: NDArray[np.uint8]) -> Plot:
+def plot_reconstructions(task: ImageGeneration, val: NDArray[np.uint8]) -> Plot:
     """Return a plot of validation images above their reconstructions."""
     chosen = val[:: max(1, len(val) // ROW)][:ROW]
     back = task.tokenizer.decode(task.tokenizer.encode(chosen))

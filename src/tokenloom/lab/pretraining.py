@@ -32,7 +32,7 @@ from tokenloom.training.loop import fit
 from tokenloom.training.settings import TrainingSettings
 
 DATA = "glosses-all"
-MODEL_FAMILIES = ("adj", "adv", "noun", "verb")
+PARTS_OF_SPEECH = ("adj", "adv", "noun", "verb")
 SHORTEST, LONGEST = 3, 14
 # Slices of the definitions, in one order for all seeds. The first 20,000 were used to choose rates, steps and draws;
 # then come the definitions for evaluation, and those for training.
@@ -117,7 +117,7 @@ def shuffled() -> list[Gloss]:
 
 def balanced(part: Sequence[Gloss], count: int) -> list[Gloss]:
     """Return the first definitions of a part, as many of each part of speech, in the order of the part."""
-    left = dict.fromkeys(MODEL_FAMILIES, count // len(MODEL_FAMILIES))
+    left = dict.fromkeys(PARTS_OF_SPEECH, count // len(PARTS_OF_SPEECH))
     chosen = []
     for one in part:
         if left[one.kind]:
@@ -198,7 +198,7 @@ def train(
     steps: int,
     report_progress: Callable[[float], None] = lambda fraction: None,
 ) -> None:
-    """Train the model of a task; the last weights are kept."""
+    """Train the model of a task; it ends with the weights of the last step."""
     settings, _ = fill(TrainingSettings(steps=steps, eval_every=steps), recipe)
     for event in fit(task, task.model, settings, batches, val):
         if isinstance(event, StepFinished):
@@ -213,19 +213,19 @@ def first(samples: Samples, count: int) -> ListSamples:
 def pretrain(ctx: ExperimentContext, folder: Path, part: Sequence[Gloss], budget: Budget) -> FillMask:
     """Return a fill-mask task whose encoder is pre-trained on definitions, without labels."""
     task = FillMask(FillMaskSettings(line_by_line=True, vocab_size=1_000, **SIZES))
-    path = folder / "read.txt"
+    path = folder / "train.txt"
     path.write_text("\n".join(one.text for one in part), "utf-8")
     prepared = task.load(str(path))
     task.model = task.build_model(seed=ctx.seed)
     recipe = {**prepared.recipe, "minutes": None}
     val = first(prepared.validation, 200)
     batches = masked(task, prepared.train, ctx.seed)
-    train(task, batches, val, recipe, budget.pretraining, lambda share: ctx.report_progress(0.5 * share))
+    train(task, batches, val, recipe, budget.pretraining, lambda fraction: ctx.report_progress(0.5 * fraction))
     return task
 
 
 def fine_tune(
-    body: FillMask, use: str, few: Path, val_data: Path, budget: Budget, seed: int, *, init: bool
+    pretrained: FillMask, use: str, few: Path, val_data: Path, budget: Budget, seed: int, *, init: bool
 ) -> dict[str, float]:
     """Return the metrics after fine-tuning on few labels, from the pre-trained backbone or from scratch."""
     # Without the bag of n-grams.
@@ -234,12 +234,12 @@ def fine_tune(
         if use == "class"
         else TokenClassification(TokenClassificationSettings())
     )
-    initialization = task.init_from(body)
+    initialization = task.init_from(pretrained)
     task.settings = replace(task.settings, val_data=str(val_data))
     prepared = task.load(str(few))
     task.model = task.build_model(seed=seed)
     if init:
-        Origin("the pre-trained run", body, initialization).copy_into(task.model)
+        Origin("the pre-trained run", pretrained, initialization).copy_into(task.model)
     recipe = {**ADAM, "lr": LEARNING_RATES[use, init]}
     train(task, labeled(task, prepared.train, seed), first(prepared.validation, 16), recipe, budget.fine_tuning)
     return task.evaluate(samples=prepared.validation)
@@ -249,8 +249,8 @@ def fine_tune(
     "3.13",
     "An encoder fine-tuned",
     question="What is pre-training without labels worth when labels are few?",
-    protocol="Definitions of a dictionary, 3 to 14 words in lower case without punctuation. An encoder, D = 64 and "
-    "L = 2, predicts 40 % of the tokens (masked language modeling), 600 steps of 128; then it is fine-tuned, 100 steps "
+    protocol="Definitions of a dictionary, 3 to 14 words in lower case without punctuation. An encoder, D = 64 and L "
+    "= 2, predicts 40 % of the tokens (masked language modeling), 600 steps of 128; then it is fine-tuned, 100 steps "
     "of 16, on 40, 160 or 640 labeled texts: whether a definition defines a noun, verb, adjective or adverb (class "
     "token; as many of each); and for two definitions joined, which part of speech each word helps to define (a label "
     "per word). From scratch: the same with random weights. Means over 5, 3 and 2 draws of labels; accuracy on 2,000 "
@@ -270,7 +270,7 @@ def tuned(ctx: ExperimentContext) -> Outcome:
     accuracies: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        body = pretrain(ctx, folder, training, budget)
+        pretrained = pretrain(ctx, folder, training, budget)
         val_data = {
             "class": table(folder / "val.csv", balanced(evaluation, budget.num_evaluated)),
             "word": columns(folder / "val.conll", joined(balanced(evaluation, budget.num_evaluated))),
@@ -285,7 +285,9 @@ def tuned(ctx: ExperimentContext) -> Outcome:
             }
             for use in TASKS:
                 for variant, init in VARIANTS.items():
-                    metrics = fine_tune(body, use, few[use], val_data[use], budget, ctx.seed + 1 + draw, init=init)
+                    metrics = fine_tune(
+                        pretrained, use, few[use], val_data[use], budget, ctx.seed + 1 + draw, init=init
+                    )
                     accuracies.setdefault((use, variant, count), []).append(metrics["accuracy"])
             ctx.report_progress(0.5 + 0.5 * done / len(rounds))
     means = {
@@ -298,7 +300,7 @@ def tuned(ctx: ExperimentContext) -> Outcome:
 
 
 def measurements_of(means: dict[tuple[str, str], list[float]], budget: Budget, bound: float) -> list[Measurement]:
-    """Return the measurements: the gain at the fewest labels, which has a bound; the accuracy at each number of labels."""
+    """Return the gain at the fewest labels, which has a bound, and the accuracy at each number of labels."""
     fewest = min(budget.labels)
     measurements = []
     for use, what in TASKS.items():

@@ -92,16 +92,16 @@ def _head(rows: Sequence[dict[str, Any]]) -> str:
     quick = sum(row["quick"] for row in rows)
     seconds = sum(row["cpu_seconds"] for row in rows)
     text = (
-        f"<p>{len(rows) - len(bad)} of {len(rows)} rows are within their tolerance. Each row compares published values with "
-        f"those measured on this machine; all took {seconds / 60:.1f} CPU minutes.</p>"
+        f"<p>{len(rows) - len(bad)} of {len(rows)} rows are within their tolerance. Each row compares published with "
+        f"measured values; all took {seconds / 60:.1f} CPU minutes.</p>"
     )
     if bad:
         links = ", ".join(f'<a href="#row-{escape(row["id"])}">{escape(row["id"])}</a>' for row in bad)
         text += f'<p class="notice bad">Out of tolerance: {links}</p>'
     if quick:
         text += (
-            f'<p class="notice">{quick} of {len(rows)} rows were run in quick form: with a smaller budget, and held '
-            "against coarse bounds of their own, which are not the published figures.</p>"
+            f'<p class="notice">{quick} of {len(rows)} rows were run in quick form: with smaller budgets and coarse '
+            "bounds, which are not the published values.</p>"
         )
     return text
 
@@ -165,7 +165,7 @@ def _figure(data: dict[str, Any]) -> str:
         content = f"<pre>{escape(plot.text)}</pre>"
     else:
         content = "".join(
-            f'<div class="{theme}" role="img" aria-label="{escape(plot.caption)}">{svg(plot, dark=theme == "dark")}</div>'
-            for theme in ("light", "dark")
+            f'<div class="{name}" role="img" aria-label="{escape(plot.caption)}">{svg(plot, dark=name == "dark")}</div>'
+            for name in ("light", "dark")
         )
     return f"<figure><b>{escape(plot.title)}</b>{content}<figcaption>{escape(plot.caption)}</figcaption></figure>"

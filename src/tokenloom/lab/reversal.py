@@ -35,7 +35,7 @@ def reversal_batch(strings: Tensor) -> Batch:
 
 
 class Reversal:
-    """What the loop needs of a task."""
+    """The part of the task contract that the training loop needs."""
 
     metrics = (Metric("loss", "nats/digit", "lower"),)
 
@@ -82,7 +82,7 @@ def train_reversal(
     return losses
 
 
-def translated(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> Tensor:
+def translate(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> Tensor:
     """Return the greedily decoded outputs for strings (B, N): (B, N), each as long as its source. Uses the cache."""
     model.eval()
     rows: list[Sequence[int]] = []
@@ -93,6 +93,6 @@ def translated(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> 
     return torch.tensor([list(row) for row in rows])
 
 
-def share_reversed(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> float:
+def fraction_reversed(model: EncoderDecoder | RecurrentTranslator, strings: Tensor) -> float:
     """Return the fraction of strings (B, N) that are reversed exactly by greedy decoding with the cache."""
-    return (translated(model, strings) == strings.flip(1)).all(1).double().mean().item()
+    return (translate(model, strings) == strings.flip(1)).all(1).double().mean().item()

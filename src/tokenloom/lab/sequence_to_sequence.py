@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tokenloom.lab.experiment import ExperimentContext, Outcome, at_least, at_most, between, exact, experiment, shown
-from tokenloom.lab.reversal import DIGITS, reversal_batch, share_reversed, train_reversal
+from tokenloom.lab.reversal import DIGITS, fraction_reversed, reversal_batch, train_reversal
 from tokenloom.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from tokenloom.nn.hooks import Hooks
 from tokenloom.nn.modules import count_parameters
@@ -49,8 +49,8 @@ def reversal(ctx: ExperimentContext) -> Outcome:
     recipe = {**CLASSIC_RECIPE, "weight_decay_on": "matrices"}
     losses = train_reversal(model, recipe, steps, generator, lambda step: LENGTH, report_progress=ctx.report_progress)
     strings = torch.randint(0, DIGITS, (TESTS, LENGTH), generator=generator)
-    share = share_reversed(model, strings)
-    looked, spread = crossing(model, strings)
+    share = fraction_reversed(model, strings)
+    weights, distance = mean_cross_attention(model, strings)
 
     measurements = [shown("parameters", f"{count_parameters(model):,}", "–")]
     if ctx.quick:
@@ -68,7 +68,7 @@ def reversal(ctx: ExperimentContext) -> Outcome:
         else:
             measurements.append(at_least(name, 0.97, share, published))
         measurements.append(
-            at_most("largest weight, positions off the anti-diagonal", 1, spread, "on it or next to it")
+            at_most("largest weight, positions off the anti-diagonal", 1, distance, "on it or next to it")
         )
     places = [str(i + 1) for i in range(LENGTH)]
     plots = [
@@ -77,7 +77,7 @@ def reversal(ctx: ExperimentContext) -> Outcome:
             "Mean over 500 strings and both heads: the largest weights lie on the anti-diagonal or next to it.",
             "position in the source",
             "position in the target",
-            panels=[Panel("weight", looked.tolist(), places, places)],
+            panels=[Panel("weight", weights.tolist(), places, places)],
         ),
         Plot(
             "Training loss",
@@ -91,12 +91,12 @@ def reversal(ctx: ExperimentContext) -> Outcome:
     return Outcome(measurements, plots)
 
 
-def crossing(model: EncoderDecoder, strings: torch.Tensor) -> tuple[torch.Tensor, int]:
+def mean_cross_attention(model: EncoderDecoder, strings: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return the cross-attention (N, N), averaged over strings and heads, and the largest distance of a row's maximum
     from the anti-diagonal."""
     hooks = Hooks(CROSS)
     with torch.no_grad():
         model(reversal_batch(strings), hooks=hooks)
-    looked = hooks.values[CROSS].mean((0, 1))
-    away = looked.argmax(1) - (LENGTH - 1 - torch.arange(LENGTH))
-    return looked, int(away.abs().max())
+    weights = hooks.values[CROSS].mean((0, 1))
+    distances = weights.argmax(1) - (LENGTH - 1 - torch.arange(LENGTH))
+    return weights, int(distances.abs().max())

@@ -20,7 +20,7 @@ from tokenloom.plotting.svg import Line, Plot
     "Convergence of the mean of dice",
     question="Is the mean of n dice close to 3.5?",
     protocol="10,000 dice from G(seed); the mean of the first n.",
-    explanation="The standard deviation of a mean falls with the square root of n. Change the protocol and run it again.",
+    explanation="The standard deviation of a mean falls with the square root of n. Change it and run it again.",
     seed=1,
 )
 def {name}(ctx: ExperimentContext) -> Outcome:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw_models(models: Sequence[Mapping[str, Any]], path: str | Path, *, title: str, dark: bool = False) -> Figure:
-    """Draw bits per byte against training seconds and against saved numbers, both on a logarithmic scale.
+    """Draw bits per byte against training seconds and against the number of saved values, on logarithmic scales.
 
     models: mappings with the keys of `tokenloom.runs.sweep.ModelComparison`. A dot is bits per byte with sliding
     context, a ring that in separate windows. Raise UserError without matplotlib and for a path that cannot be written.
@@ -42,52 +42,52 @@ def draw_models(models: Sequence[Mapping[str, Any]], path: str | Path, *, title:
     return figure
 
 
-def _panel(axes: Axes, models: Sequence[Mapping[str, Any]], key: str, look: style.Palette) -> None:
+def _panel(axes: Axes, models: Sequence[Mapping[str, Any]], key: str, palette: style.Palette) -> None:
     axes.set_xscale("log")
-    places = [max(float(model[key]), 1e-3) for model in models]
+    xs = [max(float(model[key]), 1e-3) for model in models]
     sliding, windows = ([float(model[f"bits_per_byte_{name}"]) for model in models] for name in ("sliding", "windows"))
-    axes.vlines(places, sliding, windows, color=look.faint, linewidth=1)
-    axes.scatter(places, sliding, s=42, color=look.series[0], zorder=3, label="with sliding context")
+    axes.vlines(xs, sliding, windows, color=palette.faint, linewidth=1)
+    axes.scatter(xs, sliding, s=42, color=palette.series[0], zorder=3, label="with sliding context")
     axes.scatter(
-        places,
+        xs,
         windows,
         s=42,
-        facecolors=look.background,
-        edgecolors=look.series[1],
+        facecolors=palette.background,
+        edgecolors=palette.series[1],
         linewidths=1.5,
         zorder=3,
         label="in separate windows of {context} tokens",
     )
-    for x, low, high, model in zip(places, sliding, windows, models, strict=True):
+    for x, low, high, model in zip(xs, sliding, windows, models, strict=True):
         name, middle = str(model["model"]), (low + high) / 2
         axes.annotate(name, (x, middle), (0, 0), textcoords="offset points", fontsize=10, in_layout=False)
     axes.margins(x=0.12, y=0.15)
 
 
 def _place_names(axes: Axes, dpi: float) -> None:
-    """Put each name beside its model, where it covers no dot, no other name and no legend, or as little as may be."""
+    """Place each name next to its model, where it overlaps as few markers, names and legends as possible."""
     from matplotlib.transforms import Bbox
 
     _, sliding, windows = axes.collections
-    dots = [axes.transData.transform(collection.get_offsets()) for collection in (sliding, windows)]
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for points in dots for x, y in points]
-    taken += [Bbox([np.minimum(a, b) - 1, np.maximum(a, b) + 1]) for a, b in zip(*dots, strict=True)]
+    markers = [axes.transData.transform(collection.get_offsets()) for collection in (sliding, windows)]
+    occupied = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for points in markers for x, y in points]
+    occupied += [Bbox([np.minimum(a, b) - 1, np.maximum(a, b) + 1]) for a, b in zip(*markers, strict=True)]
     legend = axes.get_legend()
     if legend is not None:
-        taken.append(legend.get_window_extent())
-    for (_, low), (_, high), text in zip(*dots, axes.texts, strict=True):
-        half = abs(high - low) / 2 * 72 / dpi  # From the middle to a dot, in points.
-        sides = [(way * 9, 0, "left" if way > 0 else "right", "center") for way in (1, -1)]
+        occupied.append(legend.get_window_extent())
+    for (_, low), (_, high), text in zip(*markers, axes.texts, strict=True):
+        half = abs(high - low) / 2 * 72 / dpi  # from the middle to a marker, in points
+        sides = [(sign * 9, 0, "left" if sign > 0 else "right", "center") for sign in (1, -1)]
         above, below = (
-            [(0, way * (half + 8 + far), "center", va) for far in (0, 14)] for way, va in ((1, "bottom"), (-1, "top"))
+            [(0, sign * (half + 8 + gap), "center", va) for gap in (0, 14)] for sign, va in ((1, "bottom"), (-1, "top"))
         )
-        ways = [below[0], above[0], *sides, above[1], below[1]]  # The nearest first.
+        positions = [below[0], above[0], *sides, above[1], below[1]]  # nearest first
         boxes = []
-        for x, y, ha, va in ways:
+        for x, y, ha, va in positions:
             text.set(position=(x, y), ha=ha, va=va)
             boxes.append(text.get_window_extent().padded(1))
-        covered = [sum(box.overlaps(other) for other in taken) for box in boxes]
-        best = covered.index(min(covered))
-        x, y, ha, va = ways[best]
+        overlaps = [sum(box.overlaps(other) for other in occupied) for box in boxes]
+        best = overlaps.index(min(overlaps))
+        x, y, ha, va = positions[best]
         text.set(position=(x, y), ha=ha, va=va)
-        taken.append(boxes[best])
+        occupied.append(boxes[best])

@@ -1,11 +1,11 @@
-"""Figures from plain data, as SVG text in either look: lines, heat maps, images."""
+"""Plots from plain data as SVG text, light or dark: lines, heat maps, images."""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 MARKERS = ("o", "s", "^", "D")
 # Labels of more cells than this would not be legible.
-LABELLED = 64
-# So many places along an axis are labeled each.
-FEW = 8
-# Inches: of a figure of lines, of all panels side by side, and of one panel alone.
-LINES, WIDE, WIDEST = (7.4, 3.9), 9.6, 6.4
+MAX_LABELS = 64
+# Up to this many x values get a tick each.
+MAX_TICKS = 8
+# Sizes in inches: of a line plot (width, height), of all panels in a row, and of one panel.
+LINES_SIZE, ROW_WIDTH, MAX_PANEL_WIDTH = (7.4, 3.9), 9.6, 6.4
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Panel:
 class Plot:
     """A plot as plain data: lines over one pair of axes, panels side by side, or a text.
 
-    caption: one sentence, also the alternative text. x, y: axis labels. places: tick labels of x = 1, 2, 3, …
-    above: the legend is above the axes. across: panels per row.
+    caption: one sentence, also the alternative text. x, y: axis labels. x_labels: tick labels of x = 1, 2, 3, …
+    legend_above: the legend is above the axes. num_columns: panels per row.
     """
 
     title: str
@@ -69,10 +69,10 @@ class Plot:
     panels: Sequence[Panel] = ()
     log_x: bool = False
     log_y: bool = False
-    across: int = 2
-    places: Sequence[str] = ()
-    above: bool = False
-    text: str = field(default="")
+    num_columns: int = 2
+    x_labels: Sequence[str] = ()
+    legend_above: bool = False
+    text: str = ""
 
 
 def plot_from(data: dict[str, Any]) -> Plot:
@@ -95,43 +95,43 @@ def svg(plot: Plot, *, dark: bool = False) -> str:
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
         buffer = StringIO()
         figure = draw(plot, dark=dark)
-        about = {"Date": None, "Creator": None}
-        # Tight, because axes of a fixed aspect ratio leave labels outside or much empty space.
+        metadata = {"Date": None, "Creator": None}
+        # A tight bounding box, because axes of a fixed aspect ratio leave labels outside or empty space.
         color = figure.get_facecolor()
-        figure.savefig(buffer, format="svg", facecolor=color, bbox_inches="tight", pad_inches=0.06, metadata=about)
+        figure.savefig(buffer, format="svg", facecolor=color, bbox_inches="tight", pad_inches=0.06, metadata=metadata)
     text = buffer.getvalue()
-    # Without metadata, which contains links.
+    # Remove the metadata, which contains links.
     return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def _lines(plot: Plot, dark: bool) -> Figure:
-    look = style.palette(dark)
-    figure = style.new_figure(*LINES)
+    palette = style.palette(dark)
+    figure = style.new_figure(*LINES_SIZE)
     axes = figure.add_subplot()
-    for place, line in enumerate(plot.lines):
-        count = len(look.series)
+    for number, line in enumerate(plot.lines):
+        count = len(palette.series)
         axes.plot(
             line.x,
             line.y,
             label=line.name,
-            color=look.series[place % count],
-            linestyle=DASHES[place // count % len(DASHES)],
-            marker=MARKERS[place % len(MARKERS)] if len(line.x) <= 30 else "",
+            color=palette.series[number % count],
+            linestyle=DASHES[number // count % len(DASHES)],
+            marker=MARKERS[number % len(MARKERS)] if len(line.x) <= 30 else "",
             markersize=5,
             linewidth=1.7,
         )
-    if plot.places:
-        axes.set_xticks(range(1, len(plot.places) + 1), plot.places)
+    if plot.x_labels:
+        axes.set_xticks(range(1, len(plot.x_labels) + 1), plot.x_labels)
     elif all(x == int(x) for line in plot.lines for x in line.x):
-        # There is no step 2.5.
+        # Steps and tokens are integers.
         axes.locator_params(axis="x", integer=True)
     if plot.log_x:
         axes.set_xscale("log")
         _plain_numbers(axes.xaxis)
-        places = sorted({x for line in plot.lines for x in line.x})
-        if len(places) <= FEW and all(x == int(x) for x in places):
-            # Powers of ten between which nothing was measured say less than the places themselves.
-            axes.set_xticks(places, [f"{x:,g}" for x in places])
+        xs = sorted({x for line in plot.lines for x in line.x})
+        if len(xs) <= MAX_TICKS and all(x == int(x) for x in xs):
+            # A tick at each measured x instead of powers of ten.
+            axes.set_xticks(xs, [f"{x:,g}" for x in xs])
             axes.set_xticks([], minor=True)
     if plot.log_y:
         axes.set_yscale("log")
@@ -139,7 +139,7 @@ def _lines(plot: Plot, dark: bool) -> Figure:
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
     if len(plot.lines) > 1:
-        if plot.above:
+        if plot.legend_above:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(3, len(plot.lines)), fontsize=10)
         else:
             axes.legend(loc="best", fontsize=10)
@@ -160,16 +160,16 @@ def _plain_numbers(axis: Axis) -> None:
 
 def _panels(plot: Plot, dark: bool) -> Figure:
     count = len(plot.panels)
-    across = min(plot.across, count)
-    down = -(-count // across)
+    num_columns = min(plot.num_columns, count)
+    num_rows = -(-count // num_columns)
     rows, columns = np.shape(plot.panels[0].values)[:2]
-    width = min(WIDEST, WIDE / across, 3.6 + columns * 0.12)
-    # As high as the cells ask for, with room for the title and what stands along the axes.
-    shape = rows / columns if plot.panels[0].image else min(1.2, max(0.35, rows / columns)) * 0.86
-    figure = style.new_figure(width * across, (width * shape + 0.35) * down)
-    for axes, panel in zip(np.ravel(figure.subplots(down, across, squeeze=False)), plot.panels, strict=False):
+    width = min(MAX_PANEL_WIDTH, ROW_WIDTH / num_columns, 3.6 + columns * 0.12)
+    # The height follows the shape of the matrix, with space for the title and labels.
+    aspect = rows / columns if plot.panels[0].image else min(1.2, max(0.35, rows / columns)) * 0.86
+    figure = style.new_figure(width * num_columns, (width * aspect + 0.35) * num_rows)
+    for axes, panel in zip(np.ravel(figure.subplots(num_rows, num_columns, squeeze=False)), plot.panels, strict=False):
         _panel(figure, axes, panel, plot, dark)
-    for axes in figure.axes[count : down * across]:
+    for axes in figure.axes[count : num_rows * num_columns]:
         axes.set_axis_off()
     return figure
 
@@ -177,25 +177,25 @@ def _panels(plot: Plot, dark: bool) -> Figure:
 def _panel(figure: Figure, axes: Axes, panel: Panel, plot: Plot, dark: bool) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
-    look, values = style.palette(dark), np.asarray(panel.values, dtype=float)
-    ends: dict[str, Any]
+    palette, values = style.palette(dark), np.asarray(panel.values, dtype=float)
+    scale: dict[str, Any]
     if panel.image:
-        ends = {"cmap": "gray", "vmin": 0.0, "vmax": 1.0}
+        scale = {"cmap": "gray", "vmin": 0.0, "vmax": 1.0}
     elif panel.signed:
-        far = float(np.abs(values).max()) or 1.0
-        colors = [look.series[1], look.background, look.series[0]]
-        ends = {"cmap": LinearSegmentedColormap.from_list("signed", colors), "vmin": -far, "vmax": far}
+        limit = float(np.abs(values).max()) or 1.0
+        colors = [palette.series[1], palette.background, palette.series[0]]
+        scale = {"cmap": LinearSegmentedColormap.from_list("signed", colors), "vmin": -limit, "vmax": limit}
     else:
-        ends = {"cmap": style.colormap(look), "vmin": 0.0}
-    image = axes.imshow(values, interpolation="nearest", **ends)
+        scale = {"cmap": style.colormap(palette), "vmin": 0.0}
+    image = axes.imshow(values, interpolation="nearest", **scale)
     axes.set_title(panel.title, fontsize=11)
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
-    if panel.columns and len(panel.columns) <= LABELLED:
+    if panel.columns and len(panel.columns) <= MAX_LABELS:
         axes.set_xticks(
             range(len(panel.columns)), panel.columns, rotation=90 if max(map(len, panel.columns)) > 2 else 0
         )
-    if panel.rows and len(panel.rows) <= LABELLED:
+    if panel.rows and len(panel.rows) <= MAX_LABELS:
         axes.set_yticks(range(len(panel.rows)), panel.rows)
     style.apply(figure, axes, dark)
     axes.grid(False)
@@ -206,6 +206,6 @@ def _panel(figure: Figure, axes: Axes, panel: Panel, plot: Plot, dark: bool) -> 
         axes.set_xticks([])
         axes.set_yticks([])
     else:
-        bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02)
-        bar.ax.tick_params(colors=look.faint, labelcolor=look.ink)
-        bar.outline.set_edgecolor(look.faint)
+        colorbar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02)
+        colorbar.ax.tick_params(colors=palette.faint, labelcolor=palette.ink)
+        colorbar.outline.set_edgecolor(palette.faint)

@@ -13,6 +13,7 @@ import torch
 from tokenloom.config import fill
 from tokenloom.data.samples import TextWindows
 from tokenloom.models.batch import Batch
+from tokenloom.tasks.base import PreparedData
 from tokenloom.tasks.text_generation import TextGeneration, TextGenerationSettings
 from tokenloom.training.batches import BatchContext
 from tokenloom.training.events import Evaluated, StepFinished
@@ -38,13 +39,14 @@ def data(tinyshakespeare: str, tmp_path: Path) -> str:
     return str(path)
 
 
-def counted(data: str, **settings: Any) -> tuple[TextGeneration, TextWindows]:
-    task = TextGeneration(TextGenerationSettings(**settings))
-    task.source = data
-    material = task.prepare(data)
-    task.model = task.count(material)
-    assert isinstance(material.validation, TextWindows)
-    return task, material.validation
+def fitted(data: str, **settings: Any) -> tuple[TextGeneration, PreparedData, TextWindows]:
+    """An n-gram model, its data, and its validation windows."""
+    task = TextGeneration(TextGenerationSettings(**settings), data)
+    prepared = task.load(data)
+    assert prepared.fit is not None
+    task.model = prepared.fit()
+    assert isinstance(prepared.validation, TextWindows)
+    return task, prepared, prepared.validation
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,8 @@ def counted(data: str, **settings: Any) -> tuple[TextGeneration, TextWindows]:
 )
 def test_add_one_counts_to_the_printed_digits(data: str, model: str, nats: float, perplexity: float) -> None:
     """References 2.5 and 2.6, exact."""
-    task, held = counted(data, model=model)
-    found = task.evaluate(samples=Drawn(held.ids, N))
+    task, _, val = fitted(data, model=model)
+    found = task.evaluate(samples=Drawn(val.ids, N))
     assert (round(found["loss"], 4), round(found["perplexity"], 2)) == (nats, perplexity)
     if model == "bigram":
         assert round(found["bits_per_token"], 3) == 3.586
@@ -61,24 +63,25 @@ def test_add_one_counts_to_the_printed_digits(data: str, model: str, nats: float
 
 def test_kneser_ney_of_order_six(data: str) -> None:
     """The line above which a transformer is worth having."""
-    task, held = counted(data, model="ngram")
+    task, _, val = fitted(data, model="ngram")
     assert task.evaluate(context="sliding")["loss"] == pytest.approx(1.56, abs=0.01)
-    assert task.evaluate(samples=Drawn(held.ids, N))["loss"] == pytest.approx(1.611, abs=0.005)
+    assert task.evaluate(samples=Drawn(val.ids, N))["loss"] == pytest.approx(1.611, abs=0.005)
 
 
 @pytest.mark.slow
 def test_where_more_context_stops_paying(data: str) -> None:
     """Reference 2.7: orders 1 … 8. Adding one pays up to 4 and then ruins; Kneser–Ney's last gain is the sixth."""
     curves = {}
-    for smoothing in ("add", "kneser-ney"):
+    for smoothing in ("add-k", "kneser-ney"):
         rows = []
         for order in range(1, 9):
-            task, _ = counted(data, model="ngram", order=order, smoothing=smoothing)
-            training = task.running(task.prepare(data).training.ids).mean()  # type: ignore[attr-defined]
-            rows.append((float(training), task.evaluate(context="sliding")["loss"]))
+            task, prepared, _ = fitted(data, model="ngram", ngram_order=order, ngram_smoothing=smoothing)
+            assert isinstance(prepared.train, TextWindows)
+            train_loss = task.sliding_nats(prepared.train.ids).mean()
+            rows.append((float(train_loss), task.evaluate(context="sliding")["loss"]))
         curves[smoothing] = np.array(rows)
         print(smoothing, np.round(curves[smoothing], 4).tolist())
-    added, kneser = curves["add"], curves["kneser-ney"]
+    added, kneser = curves["add-k"], curves["kneser-ney"]
     assert added[:, 1].argmin() + 1 == 4
     assert added[7, 1] > added[2, 1] + 0.5
     assert kneser[:, 1].argmin() + 1 == 6
@@ -101,18 +104,18 @@ def test_order_eight_on_five_megabytes_takes_less_than_a_gigabyte(tmp_path: Path
 
 def elman(data: str, steps: int) -> tuple[dict[int, float], float]:
     """Training loss at steps, and the validation loss at the end."""
-    task = TextGeneration(TextGenerationSettings(model="rnn", context=N, width=128, depth=1, burn_in=0))
-    material = task.prepare(data)
-    training, held = material.training, material.validation
-    assert isinstance(training, TextWindows)
-    assert isinstance(held, TextWindows)
+    task = TextGeneration(TextGenerationSettings(model="rnn", context=N, width=128, depth=1, burn_in=0), data)
+    prepared = task.load(data)
+    train, val = prepared.train, prepared.validation
+    assert isinstance(train, TextWindows)
+    assert isinstance(val, TextWindows)
     task.model = task.build_model(seed=12)
     assert sum(p.numel() for p in task.model.parameters()) == 33_217
     generator = torch.Generator().manual_seed(1)
 
     def batches(step: int) -> list[Batch]:
-        starts = torch.randint(len(training.ids) - N - 1, (BATCH,), generator=generator).numpy()
-        return [task.collate(training.take(starts), BatchContext(0, step, starts))]
+        starts = torch.randint(len(train.ids) - N - 1, (BATCH,), generator=generator).numpy()
+        return [task.collate(train.take(starts), BatchContext(0, step, starts))]
 
     adam = {
         "optimizer": "adamw",
@@ -125,7 +128,7 @@ def elman(data: str, steps: int) -> tuple[dict[int, float], float]:
     constant = {"lr_schedule": "wsd", "warmup_steps": 0, "decay_fraction": 0.0, "steps": 301, "batch_size": BATCH}
     settings, _ = fill(TrainingSettings(eval_every=steps), {**adam, **constant})
     losses = {}
-    for event in fit(task, task.model, settings, batches, Drawn(held.ids, N)):
+    for event in fit(task, task.model, settings, batches, Drawn(val.ids, N)):
         if isinstance(event, StepFinished):
             losses[event.step - 1] = event.loss
         elif isinstance(event, Evaluated) and event.step >= steps:

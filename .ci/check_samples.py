@@ -1,4 +1,4 @@
-"""Hold what a run writes against its kind of text: blocks that open with a speaker, words that exist."""
+"""Check generated text of the main job: blocks begin with a speaker, and words exist in the plays."""
 
 import re
 import sys
@@ -8,14 +8,13 @@ from tokenloom.data.text import read_text
 
 
 def main(run: str) -> int:
-    """Measure ten samples of a Shakespeare run; returns 1 when they are not good enough."""
+    """Measure ten samples of a run on `shakespeare`; return 1 when they are not good enough."""
     task = tokenloom.load(run)
-    assert task.source is not None
-    known = set(re.findall(r"[A-Za-z']+", " ".join(d.text for d in read_text(task.source).documents).lower()))
-    texts = task.generate_all([None], samples=10, max_new_tokens=500, seed=1)[0]
+    known = set(re.findall(r"[A-Za-z']+", " ".join(d.text for d in read_text("shakespeare").documents).lower()))
+    texts = task.generate_all([None], num_samples=10, max_new_tokens=500, seed=1)[0]
     blocks, words = [], []
     for text in texts:
-        # The first block goes on from the prompt, the last may be cut short.
+        # The first block continues the prompt; the last may be truncated.
         blocks += [block for block in text.strip("\n").split("\n\n")[:-1] if block.strip()]
         words += re.findall(r"[A-Za-z']+", text.lower())[:-1]
     speakers = sum(bool(re.match(r"[^\n:]{1,40}:\n", block)) for block in blocks) / max(1, len(blocks))

@@ -26,7 +26,7 @@ def test_four_layers_of_128_in_2000_steps(tinyshakespeare: str) -> None:
 
 
 def test_the_default_recipe_beats_the_ngram(tinyshakespeare: str) -> None:
-    """Eight minutes of the default recipe are better than the n-gram of order 6 with running context, and than 1.50."""
+    """Eight minutes of the default recipe are better than the n-gram of order 6 with sliding context, and than 1.50."""
     events = list(start_session("tinyshakespeare", minutes=8))
     baseline = next(event for event in events if isinstance(event, Baseline))
     finished = events[-1]

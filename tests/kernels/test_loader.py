@@ -51,7 +51,7 @@ def test_compiled_once_and_again_when_anything_changed(
     assert library is not None
     assert library.times(14) == 42
     assert loader.unavailable_reason("small") == ""
-    assert loader.summary() == "native small"
+    assert loader.summary() == "kernels small"
     (first,) = kept(cache)
     assert loader.library("small") is library
 
@@ -86,7 +86,7 @@ def test_disabled(room: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with loader.disabled():
         assert loader.library("small") is None
         assert loader.unavailable_reason("small") == "disabled"
-        assert loader.summary() == "nothing native (disabled)"
+        assert loader.summary() == "no kernels (disabled)"
     assert not kept(cache), "and nothing was compiled for that"
     assert loader.library("small") is not None
 
@@ -95,7 +95,7 @@ def test_without_a_compiler(room: Path, cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(room))
     assert loader.library("small") is None
     assert "no C++ compiler" in loader.unavailable_reason("small")
-    assert "nothing native (no C++ compiler" in loader.summary()
+    assert "no kernels (no C++ compiler" in loader.summary()
     assert not kept(cache)
 
 

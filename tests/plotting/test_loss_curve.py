@@ -48,7 +48,7 @@ def test_draws_every_point_the_smoothed_course_validation_and_baseline(tmp_path)
     assert list(baseline.get_ydata()) == [1.555, 1.555]
     assert baseline.is_dashed()
     axes = figure.axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training step", "loss, nats a token")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training step", "loss, nats/token")
     assert axes.get_title(loc="left") == "A run"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(drawn)
     picture = matplotlib.image.imread(tmp_path / "loss.png")
@@ -58,7 +58,7 @@ def test_draws_every_point_the_smoothed_course_validation_and_baseline(tmp_path)
 
 def test_nothing_of_the_picture_overlaps(tmp_path):
     title = "a long title that takes more than one line " * 4
-    baseline = ("order-6 Kneser–Ney n-gram with running context", 1.6)
+    baseline = ("order-6 Kneser–Ney n-gram with sliding context", 1.6)
     figure = draw_loss_curve(run(60), tmp_path / "loss.png", title=title, baseline=baseline)
     axes = figure.axes[0]
     title_box = axes._left_title.get_window_extent()

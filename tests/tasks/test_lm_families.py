@@ -1,4 +1,4 @@
-"""Kinds of language models behind one task: which settings they take, and running context for each."""
+"""Kinds of language models behind one task: which settings they take, and sliding context for each."""
 
 import json
 import math

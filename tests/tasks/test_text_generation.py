@@ -345,7 +345,7 @@ def test_the_baseline_is_the_ngram_on_the_same_targets(tmp_path: Path) -> None:
     baseline = evaluate_baseline()
     assert baseline is not None
     assert baseline.value == pytest.approx(-log_probs[1:].mean(), rel=1e-12)
-    assert baseline.unit == "nats a token"
+    assert baseline.unit == "nats/token"
     assert "order-6" in baseline.name
     # For other tokens it is the same nats, shared out among fewer.
     task = TextGeneration(TextGenerationSettings(**SIZES, tokenizer="byte-bpe", vocab_size=290))

@@ -85,14 +85,14 @@ def unavailable_reason(name: str) -> str:
 
 
 def summary() -> str:
-    """Return the libraries that this process has asked for, as "native attention, gelu", or why there are none; "" when
+    """Return the libraries that this process has asked for, as "kernels attention, gelu", or why there are none; "" when
     it has asked for none."""
     if why := _disabled_reason():
-        return f"nothing native ({why})"
+        return f"no kernels ({why})"
     loaded = sorted(name for name, found in _found.items() if isinstance(found, ctypes.CDLL))
     reasons = sorted({found for found in _found.values() if isinstance(found, str)})
-    parts = [f"native {', '.join(loaded)}"] if loaded else []
-    return ", ".join(parts + [f"nothing native ({why})" for why in reasons[:1] if not loaded])
+    parts = [f"kernels {', '.join(loaded)}"] if loaded else []
+    return ", ".join(parts + [f"no kernels ({why})" for why in reasons[:1] if not loaded])
 
 
 def _disabled_reason() -> str:

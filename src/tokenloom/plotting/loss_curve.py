@@ -30,7 +30,7 @@ def draw_loss_curve(
     path: str | Path,
     *,
     title: str,
-    unit: str = "nats a token",
+    unit: str = "nats/token",
     baseline: tuple[str, float] | None = None,
     dark: bool = False,
     log_y: bool = False,

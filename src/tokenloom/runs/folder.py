@@ -69,7 +69,7 @@ class RunFolder:
             occupied = self.path.is_dir() and any(self.path.iterdir())
             if occupied and not (overwrite or resume):
                 raise UserError(
-                    f"--out {self.path}: is there already; --overwrite starts over, --resume goes on with it"
+                    f"--out {self.path}: is there already; --overwrite starts over, --resume continues it"
                 )
             if occupied and not self.config_file.is_file():
                 raise UserError(f"--overwrite: {self.path} is not a run (it has no config.json); give another --out")

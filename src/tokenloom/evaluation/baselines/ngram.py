@@ -14,12 +14,12 @@ MAX_CHARACTERS = 6_000_000
 
 
 def ngram_baseline(training: TextData, validation: TextData, *, targets: int, skip: int = 0) -> Baseline:
-    """An interpolated Kneser–Ney n-gram over characters, with running context, in nats per token of the model.
+    """An interpolated Kneser–Ney n-gram over characters, with sliding context, in nats per token of the model.
 
     targets: number of tokens by which its nats are divided. skip: characters at the start that are not scored. The
     alphabet is that of both texts; only the training text is counted.
     """
-    note = "over characters, with running context"
+    note = "over characters, with sliding context"
     kept: list[str] = []
     remaining = MAX_CHARACTERS
     for document in training.documents:
@@ -34,4 +34,4 @@ def ngram_baseline(training: TextData, validation: TextData, *, targets: int, sk
     parts = np.split(ids.astype(np.int64), np.cumsum([len(part) for part in points])[:-1])
     model = Ngram.fit(parts[: len(kept)], len(known), ORDER)
     nats = -np.concatenate([model.log_probs(part) for part in parts[len(kept) :]])
-    return Baseline(f"order-{ORDER} Kneser–Ney n-gram", float(nats[skip:].sum()) / targets, "nats a token", note)
+    return Baseline(f"order-{ORDER} Kneser–Ney n-gram", float(nats[skip:].sum()) / targets, "nats/token", note)

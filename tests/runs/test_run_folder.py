@@ -60,7 +60,7 @@ def test_a_folder_that_can_be_made_is_free_and_not_made_yet(name: str, tmp_path:
 
 def test_a_run_that_is_there_asks_for_a_decision(run: Path) -> None:
     before = tree(run)
-    with pytest.raises(UserError, match=r"--out .*: is there already; --overwrite starts over, --resume goes on"):
+    with pytest.raises(UserError, match=r"--out .*: is there already; --overwrite starts over, --resume continues it"):
         claim(run)
     claim(run, overwrite=True)
     claim(run, resume=True)

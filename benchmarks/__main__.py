@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-# By name: with how many threads each is run. What never uses a second thread is measured with one.
+# Name → numbers of threads. Comparisons that never use a second thread are measured with one.
 COMPARISONS: dict[str, tuple[int, ...]] = {
     "training": (1, 2),
     "images": (1, 2),
@@ -21,12 +21,12 @@ COMPARISONS: dict[str, tuple[int, ...]] = {
     "decoding": (1, 2),
     "tokenizing": (1,),
     "length": (1, 2),
-    "start": (1,),
+    "startup": (1,),
 }
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a process that measures: this checkout of tokenloom, and so many threads in every library."""
+    """Return the environment of a measuring process: this checkout, and the number of threads of every library."""
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     return {
@@ -39,7 +39,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def measured(name: str, threads: int, more: list[str]) -> list[dict[str, Any]]:
-    """The rows of one comparison, from a fresh process. Raises CalledProcessError when that fails."""
+    """Return the rows of one comparison, measured in a new process. Raise CalledProcessError if it fails."""
     print(f"{name}, {threads} thread{'s' if threads > 1 else ''}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
@@ -51,35 +51,35 @@ def measured(name: str, threads: int, more: list[str]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(COMPARISONS)}; all when none")
-    parser.add_argument("--quick", action="store_true", help="a try: fewer and shorter measurements, nothing is kept")
-    parser.add_argument("--long", action="store_true", help="also what takes more than ten minutes")
-    parser.add_argument("--threads", type=int, nargs="+", help="other numbers of threads; nothing is kept")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMPARISONS)} [default: all]")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements; results are not saved")
+    parser.add_argument("--long", action="store_true", help="also measurements of more than ten minutes")
+    parser.add_argument("--threads", type=int, nargs="+", help="other numbers of threads; results are not saved")
     parser.add_argument(
-        "--cpu-time", action="store_true", help="processor seconds of one thread, for a busy machine; nothing is kept"
+        "--cpu-time", action="store_true", help="CPU seconds of one thread, for a busy machine; results are not saved"
     )
-    given = parser.parse_args()
-    unknown = set(given.names) - set(COMPARISONS)
+    args = parser.parse_args()
+    unknown = set(args.names) - set(COMPARISONS)
     if unknown:
-        parser.error(f"no such comparison: {', '.join(sorted(unknown))}; there are {', '.join(COMPARISONS)}")
+        parser.error(f"no such comparison: {', '.join(sorted(unknown))}; choose from {', '.join(COMPARISONS)}")
     sys.path.insert(0, str(ROOT))
-    from benchmarks.report import keep, machine, section
+    from benchmarks.report import machine, save_results, section
 
-    more = ["--quick"] * given.quick + ["--long"] * given.long + ["--cpu-time"] * given.cpu_time
-    kept = not (given.quick or given.threads or given.cpu_time)
-    for name in given.names or list(COMPARISONS):
+    more = ["--quick"] * args.quick + ["--long"] * args.long + ["--cpu-time"] * args.cpu_time
+    save = not (args.quick or args.threads or args.cpu_time)
+    for name in args.names or list(COMPARISONS):
         rows = [
             row
-            for threads in given.threads or ([1] if given.cpu_time else COMPARISONS[name])
+            for threads in args.threads or ([1] if args.cpu_time else COMPARISONS[name])
             for row in measured(name, threads, more)
         ]
         command = " ".join(["python -m benchmarks", name, *more])
         result = {"machine": machine(), "command": command, "rows": rows}
         print(section(name, result), flush=True)
-        if kept:
-            keep(HERE / "results.json", HERE / "README.md", {name: result}, list(COMPARISONS))
-    if not kept:
-        print("A try: nothing was kept.", file=sys.stderr)
+        if save:
+            save_results(HERE / "results.json", HERE / "README.md", {name: result}, list(COMPARISONS))
+    if not save:
+        print("Results were not saved.", file=sys.stderr)
 
 
 if __name__ == "__main__":

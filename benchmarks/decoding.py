@@ -1,7 +1,7 @@
-"""500 new tokens after a prompt, with 4 layers of 128 and random weights, sampled at temperature 0.8.
+"""Generation of 500 tokens, with 4 layers of 128 and random weights, sampled at temperature 0.8.
 
-The context holds the prompt and all that is made, for both sides. One more row has tokenloom's usual context of 256,
-past which it reads the last 256 tokens anew at each token, as the chapter does; no peer does that.
+The context holds the prompt and all new tokens, for both. One more row has a context of 256, beyond which tokenloom
+recomputes the last 256 tokens at each token; no peer does that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import texts
+from benchmarks import data
 from benchmarks.harness import Goal, Row, Runner, Setting, at_least, compare, progress, rate, timed
 from benchmarks.peers.framework import gpt2
 from tokenloom.kernels import loader
@@ -24,22 +24,22 @@ PROMPT, TOKENS, MANY = 16, 500, 32
 
 
 @dataclass(frozen=True)
-class Road:
-    """A way in which tokenloom generates. context: what switches to it. goal: of its speed against the peer's."""
+class Backend:
+    """A backend of generation. context: selects it. goal: speedup against the peer."""
 
     name: str
     context: Callable[[], AbstractContextManager[None]]
     goal: Goal
 
 
-PLAIN = Road("plain road", loader.disabled, at_least(4))
-# What a machine with a compiler does by itself.
-COMPILED = Road("compiled step", nullcontext, at_least(10))
+TORCH = Backend("without native code", loader.disabled, at_least(4))
+# The default with a C++ compiler.
+FUSED = Backend("fused decode kernel", nullcontext, at_least(10))
 
 
 def our_task(context: int) -> TextGeneration:
-    """An untrained model in which every part matters: fresh ones have maps of zeros."""
-    task, _ = texts.prepared(context=context, width=D, depth=L, heads=H)
+    """Return a task with a random model without zero matrices, which untrained models have."""
+    task, _ = data.prepared(context=context, width=D, depth=L, heads=H)
     model = task.build_model(0)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -51,13 +51,13 @@ def our_task(context: int) -> TextGeneration:
 
 
 def their_generate(task: TextGeneration, prompts: list[str], tokens: int) -> Callable[[], Any]:
-    """`transformers`' `generate` with its cache, from the same ids."""
+    """Return `generate` of transformers with its cache, from the same ids."""
     model = gpt2(task.tokenizer.vocab_size, CONTEXT, D, H, L).eval()
     model.generation_config.pad_token_id = 0
     ids = torch.tensor([task.tokenizer.encode(prompt).tolist() for prompt in prompts])
 
     def generate() -> Any:
-        made = model.generate(
+        ids_out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
@@ -66,33 +66,31 @@ def their_generate(task: TextGeneration, prompts: list[str], tokens: int) -> Cal
             top_k=0,
             use_cache=True,
         )
-        assert made.shape == (len(prompts), PROMPT + tokens)
-        return made
+        assert ids_out.shape == (len(prompts), PROMPT + tokens)
+        return ids_out
 
     return generate
 
 
-def on(road: Road, work: Runner) -> Runner:
-    """The same work by one road."""
+def with_backend(backend: Backend, work: Runner) -> Runner:
 
     def run() -> float:
-        with road.context():
+        with backend.context():
             return work()
 
     return run
 
 
-def a_prompt(many: Runner) -> Runner:
-    """What one of many prompts costs."""
+def per_prompt(many: Runner) -> Runner:
     return lambda: many() / MANY
 
 
 def measure(setting: Setting) -> list[Row]:
     tokens = 100 if setting.quick else TOKENS
     task = our_task(CONTEXT)
-    text = texts.text()
+    text = data.text()
     prompts = [text[i * 1000 : i * 1000 + PROMPT] for i in range(MANY)]
-    what = f"{tokens} tokens after one prompt"
+    name = f"{tokens} tokens after one prompt"
 
     def generate() -> None:
         assert len(task.generate(prompts[0], max_new_tokens=tokens)) == tokens
@@ -102,23 +100,23 @@ def measure(setting: Setting) -> list[Row]:
 
     theirs = timed(their_generate(task, prompts[:1], tokens))
     theirs_many = timed(their_generate(task, prompts, tokens))
-    a_token: dict[str, Any] = {"scale": 1e3 / tokens, "unit": "ms a token"}
+    per_token: dict[str, Any] = {"scale": 1e3 / tokens, "unit": "ms/token"}
     rows = []
-    for road in (PLAIN, COMPILED):
-        if road is COMPILED and (why := loader.unavailable_reason("decode")):
-            progress(f"no {road.name}: {why}")
+    for backend in (TORCH, FUSED):
+        if backend is FUSED and (reason := loader.unavailable_reason("decode")):
+            progress(f"no {backend.name}: {reason}")
             continue
-        one, many = on(road, timed(generate)), on(road, timed(generate_many))
-        goal = road.goal if setting.threads == 1 else None
+        one, many = with_backend(backend, timed(generate)), with_backend(backend, timed(generate_many))
+        goal = backend.goal if setting.threads == 1 else None
         peer = "transformers' generate, with its cache"
-        rows.append(compare(f"{what}: {road.name}", one, peer, theirs, setting, goal=goal, **a_token))
-        at_once = f"{MANY} prompts at once, a token of each: {road.name}"
-        goal = at_least(10) if setting.threads == 1 and road is PLAIN else None
-        rows.append(compare(at_once, a_prompt(many), "one prompt", one, setting, goal=goal, **a_token))
+        rows.append(compare(f"{name}: {backend.name}", one, peer, theirs, setting, goal=goal, **per_token))
+        batched = f"{MANY} prompts in one batch: {backend.name}"
+        goal = at_least(10) if setting.threads == 1 and backend is TORCH else None
+        rows.append(compare(batched, per_prompt(many), "one prompt", one, setting, goal=goal, **per_token))
         peer = f"transformers' generate of {MANY}"
-        rows.append(compare(at_once, a_prompt(many), peer, a_prompt(theirs_many), setting, **a_token))
-        rows.append(rate(f"{what}: {road.name}", one, tokens, "tokens a second", setting))
-    usual = our_task(256)
-    slide = timed(lambda: usual.generate(prompts[0], max_new_tokens=tokens))
-    rows.append(rate(f"{what}, context 256", slide, tokens, "tokens a second", setting))
+        rows.append(compare(batched, per_prompt(many), peer, per_prompt(theirs_many), setting, **per_token))
+        rows.append(rate(f"{name}: {backend.name}", one, tokens, "tokens/s", setting))
+    windowed = our_task(256)
+    sliding = timed(lambda: windowed.generate(prompts[0], max_new_tokens=tokens))
+    rows.append(rate(f"{name}, context 256", sliding, tokens, "tokens/s", setting))
     return rows

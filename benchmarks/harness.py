@@ -1,4 +1,4 @@
-"""How two things are compared: in turn, several times, by the median of their ratios."""
+"""Measure two implementations alternately, several times, and compare them by the median of the ratios."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-# One measurement: does some work and returns what a unit of it cost, usually seconds.
+# A measurement: runs some work and returns its cost, usually in seconds.
 Runner = Callable[[], float]
-# What `timed` reads, the last of these: a try on a busy machine counts this process's own seconds (see worker.py).
+# `timed` reads the last of these; --cpu-time appends time.process_time (see worker.py).
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How to measure.
-
-    threads: of torch, already set. quick: a try, with fewer and shorter measurements. long: also what takes more than
-    ten minutes.
-    """
+    """How to measure. threads: of torch, already set. quick: fewer and shorter measurements. long: also measurements of
+    more than ten minutes."""
 
     threads: int = 1
     quick: bool = False
@@ -31,13 +28,13 @@ class Setting:
 
     @property
     def repeats(self) -> int:
-        """How often each pair is measured."""
+        """Number of measurements of each pair."""
         return 3 if self.quick else 7
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Several measurements of one thing: their median, the smallest and the largest, and how many they are."""
+    """Median, minimum, maximum and number of several measurements."""
 
     median: float
     low: float
@@ -46,7 +43,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Raises ValueError for no values."""
+        """Raise ValueError for no values."""
         if not values:
             raise ValueError("nothing was measured")
         return cls(median(values), min(values), max(values), len(values))
@@ -54,14 +51,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure to reach: at least the value, or at most."""
+    """A value to reach: at least ("≥") or at most ("≤")."""
 
     sign: str
     value: float
 
-    def met(self, figure: float) -> bool:
-        """Whether a figure reaches it; not-a-number never does."""
-        return figure >= self.value if self.sign == "≥" else figure <= self.value
+    def met(self, result: float) -> bool:
+        """Return whether a result reaches the goal; NaN never does."""
+        return result >= self.value if self.sign == "≥" else result <= self.value
 
 
 def at_least(value: float) -> Goal:
@@ -74,16 +71,16 @@ def at_most(value: float) -> Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table.
+    """A row of the table.
 
-    what: what was done. peer: what it is held against, "" for none. ours, theirs: the medians, in `unit`. figure: what
-    is claimed, in words of `measure`: "× as fast" (theirs ÷ ours), "× its time" (ours ÷ theirs), or a unit of its own.
+    peer: the other implementation, "" for none. ours, theirs: the medians, in `unit`. result: in `result_unit`, which
+    is "× as fast" (theirs ÷ ours), "× its time" (ours ÷ theirs), or the unit of a result without a peer.
     """
 
-    what: str
+    name: str
     threads: int
-    figure: Spread
-    measure: str
+    result: Spread
+    result_unit: str
     goal: Goal | None = None
     peer: str = ""
     ours: float | None = None
@@ -92,12 +89,12 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None without one."""
-        return None if self.goal is None else self.goal.met(self.figure.median)
+        """Whether the goal is reached; None without a goal."""
+        return None if self.goal is None else self.goal.met(self.result.median)
 
 
 def timed(work: Callable[[], Any], times: int = 1, *, clock: Callable[[], float] | None = None) -> Runner:
-    """A measurement of some work: seconds for one time, over so many times in a row, on the wall unless said."""
+    """Return a measurement of seconds per call, over some calls in a row."""
     now = CLOCK[-1] if clock is None else clock
 
     def run() -> float:
@@ -110,9 +107,9 @@ def timed(work: Callable[[], Any], times: int = 1, *, clock: Callable[[], float]
 
 
 def alternate(ours: Runner, theirs: Runner, repeats: int) -> tuple[list[float], list[float]]:
-    """Measure two things in turn, so many times each, after one time each that does not count.
+    """Measure two implementations alternately, after one warm-up of each.
 
-    Who goes first changes from round to round, so that a machine that slows down or speeds up favors neither.
+    The order changes from round to round, so that drift of the machine's speed favors neither.
     """
     ours(), theirs()
     first: list[float] = []
@@ -127,33 +124,33 @@ def alternate(ours: Runner, theirs: Runner, repeats: int) -> tuple[list[float], 
     return first, second
 
 
-FASTER, TIMES = "× as fast", "× its time"
+SPEEDUP, RELATIVE_TIME = "× as fast", "× its time"
 
 
 def compare(
-    what: str,
+    name: str,
     ours: Runner,
     peer: str,
     theirs: Runner,
     setting: Setting,
     *,
     goal: Goal | None = None,
-    measure: str = FASTER,
+    result_unit: str = SPEEDUP,
     scale: float = 1e3,
     unit: str = "ms",
 ) -> Row:
-    """A row from two runners that return seconds. The figure is the median of the rounds' ratios.
+    """Return a row from two runners that return seconds. The result is the median of the ratios.
 
-    measure: FASTER or TIMES. scale, unit: how the seconds of each are shown.
+    result_unit: SPEEDUP or RELATIVE_TIME. scale, unit: how the seconds of each are shown.
     """
-    progress(f"{what}: against {peer}, {setting.repeats} times")
+    progress(f"{name}: against {peer}, {setting.repeats} times")
     first, second = alternate(ours, theirs, setting.repeats)
-    ratios = [b / a if measure == FASTER else a / b for a, b in zip(first, second, strict=True)]
+    ratios = [b / a if result_unit == SPEEDUP else a / b for a, b in zip(first, second, strict=True)]
     return Row(
-        what,
+        name,
         setting.threads,
         Spread.of(ratios),
-        measure,
+        result_unit,
         goal,
         peer,
         scale * median(first),
@@ -162,30 +159,32 @@ def compare(
     )
 
 
-def rate(what: str, work: Runner, amount: float, measure: str, setting: Setting, *, goal: Goal | None = None) -> Row:
-    """A row without a peer: an amount (of megabytes, of tokens) by the seconds that the work takes."""
-    progress(f"{what}: {setting.repeats} times")
+def rate(name: str, work: Runner, amount: float, unit: str, setting: Setting, *, goal: Goal | None = None) -> Row:
+    """Return a row without a peer: an amount of work per second, in `unit`."""
+    progress(f"{name}: {setting.repeats} times")
     work()
-    return Row(what, setting.threads, Spread.of([amount / work() for _ in range(setting.repeats)]), measure, goal)
+    return Row(name, setting.threads, Spread.of([amount / work() for _ in range(setting.repeats)]), unit, goal)
 
 
-def seconds(what: str, work: Runner, setting: Setting, *, goal: Goal | None = None) -> Row:
-    """A row without a peer: how long the work takes."""
-    progress(f"{what}: {setting.repeats} times")
+def seconds(name: str, work: Runner, setting: Setting, *, goal: Goal | None = None) -> Row:
+    """Return a row without a peer: the seconds of the work."""
+    progress(f"{name}: {setting.repeats} times")
     work()
-    return Row(what, setting.threads, Spread.of([work() for _ in range(setting.repeats)]), "s", goal)
+    return Row(name, setting.threads, Spread.of([work() for _ in range(setting.repeats)]), "s", goal)
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The exponent p of the power law y = c xᵖ that fits best: least squares on the logarithms."""
+    """Return the exponent p of the power law y = c xᵖ, by least squares on the logarithms."""
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
     x0, y0 = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum((x - x0) ** 2 for x in xs)
 
 
 def crossing(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> float | None:
-    """Where the first curve comes to lie above the second, between two of their common places x, by straight lines in
-    logarithms; None where it does not, or was there from the start."""
+    """Return the x at which the first curve rises above the second, by linear interpolation in logarithms.
+
+    Both have the same x. None if it does not, or is above from the start.
+    """
     gaps = [(math.log(x), math.log(a / b)) for (x, a), (_, b) in zip(first, second, strict=True)]
     for (x0, g0), (x1, g1) in pairwise(gaps):
         if g0 <= 0 < g1:
@@ -194,5 +193,5 @@ def crossing(first: Sequence[tuple[float, float]], second: Sequence[tuple[float,
 
 
 def progress(text: str) -> None:
-    """Say what is being measured; the results go elsewhere."""
+    """Print progress on standard error."""
     print(f"  {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a comparison leaves: results.json, and the tables in README.md that are made from it."""
+"""Results: results.json, and the tables in README.md that are generated from it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import FASTER, TIMES, Goal, Row, Spread
+from benchmarks.harness import RELATIVE_TIME, SPEEDUP, Goal, Row, Spread
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 def machine() -> dict[str, str]:
-    """What was measured on, and when."""
+    """Return the processor, the versions and the date."""
     from importlib.metadata import version
 
     return {
@@ -32,7 +32,7 @@ def machine() -> dict[str, str]:
 
 
 def processor(path: Path) -> str:
-    """The processor's name, with its family and model where its makers' names alone say little."""
+    """Return the name of the processor with its family and model."""
     try:
         text = path.read_text("utf-8")
     except OSError:
@@ -48,62 +48,62 @@ def row_as_dict(row: Row) -> dict[str, Any]:
     return asdict(row)
 
 
-def row_from_dict(kept: Mapping[str, Any]) -> Row:
-    goal = None if kept["goal"] is None else Goal(**kept["goal"])
-    return Row(**{**kept, "figure": Spread(**kept["figure"]), "goal": goal})
+def row_from_dict(values: Mapping[str, Any]) -> Row:
+    goal = None if values["goal"] is None else Goal(**values["goal"])
+    return Row(**{**values, "result": Spread(**values["result"]), "goal": goal})
 
 
-def short(value: float) -> str:
-    """A number with three digits that count; whole above a hundred."""
+def format_number(value: float) -> str:
+    """Return a number with three significant digits; an integer above a hundred."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A table in Markdown, a line a row."""
-    lines = ["| what | threads | ours | peer | figure (min … max) | goal |", "|---|---|---|---|---|---|"]
+    """Return a Markdown table with one line per row."""
+    lines = ["| name | threads | ours | peer | result (min … max) | goal |", "|---|---|---|---|---|---|"]
     return "\n".join(lines + [_line(row) for row in rows])
 
 
 def _line(row: Row) -> str:
-    digits = 4 if row.measure == "nats" else None
+    digits = 4 if row.result_unit == "nats" else None
 
     def number(value: float) -> str:
-        return short(value) if digits is None else f"{value:.{digits}f}"
+        return format_number(value) if digits is None else f"{value:.{digits}f}"
 
-    f = row.figure
-    spread = f" ({number(f.low)} … {number(f.high)})" if f.count > 1 else ""
-    separator = "" if row.measure in (FASTER, TIMES) else " "
-    figure = f"**{number(f.median)}{separator}{row.measure}**{spread}"
+    result = row.result
+    spread = f" ({number(result.low)} … {number(result.high)})" if result.count > 1 else ""
+    separator = "" if row.result_unit in (SPEEDUP, RELATIVE_TIME) else " "
+    value = f"**{number(result.median)}{separator}{row.result_unit}**{spread}"
     ours = "" if row.ours is None else f"{number(row.ours)} {row.unit}"
     peer = row.peer if row.theirs is None else f"{row.peer}: {number(row.theirs)} {row.unit}"
     goal = "" if row.goal is None else f"{row.goal.sign} {row.goal.value:g}: {'met' if row.met else 'not met'}"
-    return f"| {row.what} | {row.threads} | {ours} | {peer} | {figure} | {goal} |"
+    return f"| {row.name} | {row.threads} | {ours} | {peer} | {value} | {goal} |"
 
 
-def section(name: str, kept: Mapping[str, Any]) -> str:
-    """A comparison with its command, its machine and its table."""
-    m = kept["machine"]
+def section(name: str, results: Mapping[str, Any]) -> str:
+    """Return a comparison with its command, its machine and its table."""
+    m = results["machine"]
     where = f"{m['processor']}, {m['cores']} cores, torch {m['torch']}, Python {m['python']}, {m['date']}"
-    rows = [row_from_dict(row) for row in kept["rows"]]
-    return f"### {name}\n\n`{kept['command']}`: {where}.\n\n{table(rows)}\n"
+    rows = [row_from_dict(row) for row in results["rows"]]
+    return f"### {name}\n\n`{results['command']}`: {where}.\n\n{table(rows)}\n"
 
 
 def with_results(page: str, results: Mapping[str, Any], order: Sequence[str]) -> str:
-    """The page with the results between its two marks. Raises ValueError for a page without them."""
+    """Return the page with the results between its two markers. Raise ValueError for a page without markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the page lacks the marks {BEGIN} and {END}")
+        raise ValueError(f"the page lacks the markers {BEGIN} and {END}")
     sections = "\n".join(section(name, results[name]) for name in order if name in results)
     return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
 
 
-def keep(results_path: Path, page_path: Path, fresh: Mapping[str, Any], order: Sequence[str]) -> None:
-    """Put fresh results in the place of the old ones of the same comparisons, in both files."""
+def save_results(results_path: Path, page_path: Path, new: Mapping[str, Any], order: Sequence[str]) -> None:
+    """Replace the results of some comparisons in both files."""
     results = json.loads(results_path.read_text("utf-8")) if results_path.exists() else {}
-    results.update(fresh)
+    results.update(new)
     page = with_results(page_path.read_text("utf-8"), results, order)
     results_path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
     page_path.write_text(page, "utf-8")

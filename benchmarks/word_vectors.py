@@ -1,7 +1,7 @@
 """Word vectors against gensim: words/s, and Spearman PMI on validation text.
 
-Same words, vocabulary, dimension, window, negatives, subsampling and epochs, one thread, in one process, epoch
-by epoch in turn. `python -m benchmarks.word_vectors [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
+Same words, vocabulary, dimension, window, negatives, subsampling and epochs; one thread, one process, alternating
+epoch by epoch. `python -m benchmarks.word_vectors [DATA] [skip-gram|cbow] [text|code]`; needs gensim.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tokenloom.training.settings import DEFAULT_RECIPE, TrainingSettings
 
 
 @dataclass
-class Side:
-    """One of the two: the time of all epochs, and the result."""
+class Result:
+    """The time of all epochs, and the Spearman correlation."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     spearman_pmi: float = 0.0
 
     def timed(self, work: Callable[[], Any]) -> None:
-        """Do some work, and add its time."""
+        """Run some work, and add its time."""
         wall, cpu = time.perf_counter(), time.process_time()
         work()
         self.seconds += time.perf_counter() - wall
@@ -42,20 +42,20 @@ class Side:
 
 @dataclass
 class Comparison:
-    """Both sides, the words that each has read, and the pairs compared."""
+    """Both results, the number of words read by each, and of pairs compared."""
 
-    tokenloom: Side
-    gensim: Side
+    tokenloom: Result
+    gensim: Result
     words: int
     pairs: int
 
     @property
     def ratio(self) -> float:
-        """tokenloom's words per processor second ÷ gensim's."""
+        """tokenloom's words per CPU second ÷ gensim's."""
         return self.gensim.cpu_seconds / self.tokenloom.cpu_seconds
 
 
-def compare(data: str, model: str = "skip-gram", words: str = "text", passes: int = 5, seed: int = 0) -> Comparison:
+def compare(data: str, model: str = "skip-gram", words: str = "text", epochs: int = 5, seed: int = 0) -> Comparison:
     """Train both on the training part of some data, and evaluate both on its validation part."""
     torch.set_num_threads(1)
     task = WordVectorTask(WordVectorSettings(model=model, word_rule=words))  # type: ignore[arg-type]
@@ -65,25 +65,26 @@ def compare(data: str, model: str = "skip-gram", words: str = "text", passes: in
     theirs = gensim_model(task, texts, seed)
     recipe = {**DEFAULT_RECIPE, **prepared.recipe}
     batches = Batches(prepared.train, task.collate, batch_size=recipe["batch_size"], seed=seed)
-    each = batches.steps_per_epoch
-    settings, _ = fill(TrainingSettings(steps=passes * each, seed=seed), recipe)
+    epoch_steps = batches.steps_per_epoch
+    settings, _ = fill(TrainingSettings(steps=epochs * epoch_steps, seed=seed), recipe)
     trainer = Trainer(task, task.build_model(seed), settings, batches)
 
-    sides = Comparison(Side(), Side(), passes * count, 0)
-    falls = np.linspace(theirs.alpha, theirs.min_alpha, passes + 1)
-    for done in range(passes):
-        alphas = {"start_alpha": falls[done], "end_alpha": falls[done + 1]}
-        sides.gensim.timed(lambda alphas=alphas: theirs.train(texts, total_examples=len(texts), epochs=1, **alphas))  # type: ignore[misc]
-        steps = range(done * each, (done + 1) * each)
-        sides.tokenloom.timed(lambda steps=steps: [trainer.step(step, passes * each) for step in steps])  # type: ignore[misc]
+    comparison = Comparison(Result(), Result(), epochs * count, 0)
+    rates = np.linspace(theirs.alpha, theirs.min_alpha, epochs + 1)
+    for done in range(epochs):
+        alphas = {"start_alpha": rates[done], "end_alpha": rates[done + 1]}
+        options = {"total_examples": len(texts), "epochs": 1, **alphas}
+        comparison.gensim.timed(lambda options=options: theirs.train(texts, **options))  # type: ignore[misc]
+        steps = range(done * epoch_steps, (done + 1) * epoch_steps)
+        comparison.tokenloom.timed(lambda steps=steps: [trainer.step(step, epochs * epoch_steps) for step in steps])  # type: ignore[misc]
     task.model = trainer.model
-    held = np.asarray(prepared.validation.ids, np.int64)
+    val_ids = np.asarray(prepared.validation.ids, np.int64)
     vectors = {"gensim": np.stack([theirs.wv[name] for name in names]), "tokenloom": task.vectors}
     for name, found in vectors.items():
-        getattr(sides, name).spearman_pmi, sides.pairs = spearman_pmi(
-            found.astype(np.float64), held, task.settings.window
+        getattr(comparison, name).spearman_pmi, comparison.pairs = spearman_pmi(
+            found.astype(np.float64), val_ids, task.settings.window
         )
-    return sides
+    return comparison
 
 
 def main() -> None:
@@ -92,10 +93,10 @@ def main() -> None:
     found = compare(data, model, words)
     print(f"{model} on {data} ({words}): {found.words:,} words in 5 epochs, one thread")
     for name in ("tokenloom", "gensim"):
-        side: Side = getattr(found, name)
+        result: Result = getattr(found, name)
         print(
-            f"{name:<10} {found.words / side.cpu_seconds:>9,.0f} words per processor second,"
-            f" {found.words / side.seconds:>9,.0f} per second; Spearman PMI {side.spearman_pmi:.4f}"
+            f"{name:<10} {found.words / result.cpu_seconds:>9,.0f} words per CPU second,"
+            f" {found.words / result.seconds:>9,.0f} per second; Spearman PMI {result.spearman_pmi:.4f}"
         )
     print(f"ratio {found.ratio:.2f}; {found.pairs:,} pairs of words")
 

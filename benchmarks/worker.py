@@ -1,4 +1,4 @@
-"""One comparison with one number of threads, in a process of its own: rows as JSON into a file."""
+"""Run one comparison with one number of threads, and write its rows as JSON."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def main() -> None:
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    args = parser.parse_args()
     import torch
 
-    torch.set_num_threads(given.threads)
-    if given.cpu_time:
+    torch.set_num_threads(args.threads)
+    if args.cpu_time:
         CLOCK.append(time.process_time)
-    comparison = importlib.import_module(f"benchmarks.{given.name}")
-    rows = comparison.measure(Setting(given.threads, given.quick, given.long))
-    given.out.write_text(json.dumps([row_as_dict(row) for row in rows]), "utf-8")
+    comparison = importlib.import_module(f"benchmarks.{args.name}")
+    rows = comparison.measure(Setting(args.threads, args.quick, args.long))
+    args.out.write_text(json.dumps([row_as_dict(row) for row in rows]), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What tokenloom is held against, each written here for the comparison, as its users would write it."""
+"""What tokenloom is val_ids against, each written here for the comparison, as its users would write it."""

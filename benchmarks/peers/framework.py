@@ -1,4 +1,4 @@
-"""Models that others' libraries bring: `transformers`' GPT-2, and `torch.nn.TransformerEncoder` with a causal mask."""
+"""Models of other libraries: GPT-2 of `transformers`, and `torch.nn.TransformerEncoder` with a causal mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 
 def gpt2(vocab_size: int, N: int, D: int, H: int, L: int) -> Any:
-    """GPT-2 of `transformers` with random weights, without dropout, everything else as the library has it."""
+    """Return GPT-2 of `transformers` with random weights, without dropout; other options are the defaults."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -30,7 +30,7 @@ def gpt2(vocab_size: int, N: int, D: int, H: int, L: int) -> Any:
 
 
 class GPT2Logits(nn.Module):
-    """GPT-2 as a function from ids to logits, without the cache that training does not need."""
+    """GPT-2 from ids to logits, without a cache."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class GPT2Logits(nn.Module):
 
 
 class EncoderGPT(nn.Module):
-    """The framework's encoder between embeddings and an output map."""
+    """torch's encoder between embeddings and a linear head."""
 
     def __init__(self, vocab_size: int, N: int, D: int, H: int, L: int) -> None:
         super().__init__()
@@ -61,10 +61,7 @@ class EncoderGPT(nn.Module):
 
 
 class LogitsTraining:
-    """A plain and good loop for any model from ids to logits: windows by one gather, fused AdamW, clipping, one cosine.
-
-    Peers get the fast parts of a loop, so that what is compared is the model.
-    """
+    """A fast training loop for a model from ids to logits: windows by one gather, fused AdamW, clipping, cosine."""
 
     def __init__(self, model: nn.Module, ids: Tensor, *, N: int = 64, batch: int = 32, steps: int = 900) -> None:
         self.model, self.ids, self.N, self.batch = model.train(), ids, N, batch
@@ -73,7 +70,7 @@ class LogitsTraining:
         self.offsets = torch.arange(N + 1)
 
     def step(self) -> float:
-        """One step; its loss."""
+        """Run one step; return its loss."""
         starts = torch.randint(len(self.ids) - self.N, (self.batch, 1))
         windows = self.ids[starts + self.offsets]
         logits = self.model(windows[:, :-1])

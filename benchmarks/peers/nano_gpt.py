@@ -1,6 +1,7 @@
-"""nanoGPT's shape of model and of loop, in our own words (Karpathy 2022): one map for queries, keys and values, the
-framework's fused attention, GELU, norms and maps without biases, the output map tied to the token table; AdamW in two
-groups, with decay for matrices and without for the rest; windows by one slice each, and clipping.
+"""The model and training loop of nanoGPT (Karpathy 2022), written for this comparison.
+
+One projection for queries, keys and values, torch's fused attention, GELU, no biases, tied embeddings; AdamW with
+weight decay for matrices only; one slice per window, and clipping.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 
 class Block(nn.Module):
-    """Attention and MLP on one residual stream, norms first."""
+    """Attention and an MLP, pre-norm."""
 
     def __init__(self, D: int, H: int) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """The decoder."""
+    """A decoder that returns its loss."""
 
     def __init__(self, vocab_size: int, N: int, D: int, H: int, L: int) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class NanoGPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * L) if last else 0.02)
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss."""
+        """Return the mean loss."""
         X = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
         for block in self.blocks:
             X = block(X)
@@ -60,7 +61,7 @@ class NanoGPT(nn.Module):
 
 
 class NanoTraining:
-    """Model, optimizer and place in the text, which is an array of 16-bit ids."""
+    """Training on a text of 16-bit ids."""
 
     def __init__(
         self, ids: NDArray[np.uint16], vocab_size: int, *, N: int = 64, batch: int = 32, steps: int = 900
@@ -80,7 +81,7 @@ class NanoTraining:
         return X, Y
 
     def step(self) -> None:
-        """One step; the loss is not looked at."""
+        """Run one step."""
         s = self.done
         factor = (s + 1) / 100 if s < 100 else 0.1 + 0.45 * (1 + math.cos(math.pi * (s - 100) / (self.steps - 100)))
         for group in self.optimizer.param_groups:

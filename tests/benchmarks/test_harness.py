@@ -1,4 +1,4 @@
-"""The logic of the benchmarks: turns, medians, tables. Nothing here depends on time."""
+"""The logic of the benchmarks: alternation, medians, tables; independent of time."""
 
 import json
 import math
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import (
-    FASTER,
-    TIMES,
+    RELATIVE_TIME,
+    SPEEDUP,
     Goal,
     Row,
     Setting,
@@ -21,12 +21,22 @@ from benchmarks.harness import (
     slope,
     timed,
 )
-from benchmarks.report import BEGIN, END, keep, processor, row_as_dict, row_from_dict, short, table, with_results
+from benchmarks.report import (
+    BEGIN,
+    END,
+    format_number,
+    processor,
+    row_as_dict,
+    row_from_dict,
+    save_results,
+    table,
+    with_results,
+)
 
 MACHINE = {"processor": "P", "cores": "2", "torch": "2", "python": "3", "date": "2030-01-02"}
 
 
-def test_two_take_turns_and_the_first_turn_does_not_count() -> None:
+def test_measurements_alternate_after_a_warm_up() -> None:
     order = ""
 
     def turn(name: str) -> float:
@@ -40,18 +50,20 @@ def test_two_take_turns_and_the_first_turn_does_not_count() -> None:
     assert theirs == [4.0, 5.0, 8.0]
 
 
-def test_the_figure_is_the_median_of_the_ratios_and_not_the_ratio_of_the_medians() -> None:
+def test_the_result_is_the_median_of_the_ratios() -> None:
     ours = iter([9.0, 1.0, 2.0, 4.0])
     theirs = iter([9.0, 2.0, 8.0, 4.0])
     row = compare("step", lambda: next(ours), "peer", lambda: next(theirs), Setting(quick=True), goal=at_least(2))
-    assert row.figure == Spread(2.0, 1.0, 4.0, 3)
+    assert row.result == Spread(2.0, 1.0, 4.0, 3)
     assert (row.ours, row.theirs, row.unit) == (2000.0, 4000.0, "ms")
     assert row.met is True
 
 
-def test_times_its_time_is_the_inverse() -> None:
-    row = compare("step", lambda: 3.0, "products", lambda: 2.0, Setting(quick=True), goal=at_most(1.4), measure=TIMES)
-    assert row.figure.median == 1.5
+def test_relative_time_is_the_inverse_ratio() -> None:
+    row = compare(
+        "step", lambda: 3.0, "products", lambda: 2.0, Setting(quick=True), goal=at_most(1.4), result_unit=RELATIVE_TIME
+    )
+    assert row.result.median == 1.5
     assert row.met is False
 
 
@@ -74,12 +86,12 @@ def test_a_spread_of_nothing_is_refused() -> None:
         Spread.of([])
 
 
-def test_a_full_run_measures_at_least_five_times_and_a_try_fewer() -> None:
+def test_a_full_run_measures_at_least_five_times_and_a_quick_one_fewer() -> None:
     assert Setting().repeats >= 5 > Setting(quick=True).repeats
 
 
 @pytest.mark.parametrize(
-    ("goal", "figure", "met"),
+    ("goal", "result", "met"),
     [
         (at_least(2), 2.0, True),
         (at_least(2), 1.99, False),
@@ -89,8 +101,8 @@ def test_a_full_run_measures_at_least_five_times_and_a_try_fewer() -> None:
         (at_most(2), math.nan, False),
     ],
 )
-def test_when_a_goal_is_met(goal: Goal, figure: float, met: bool) -> None:
-    assert goal.met(figure) is met
+def test_when_a_goal_is_met(goal: Goal, result: float, met: bool) -> None:
+    assert goal.met(result) is met
 
 
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:
@@ -110,12 +122,12 @@ def test_where_curves_cross() -> None:
     ("value", "text"),
     [(0.0123456, "0.0123"), (1.5, "1.50"), (21.26, "21.3"), (123.7, "124"), (38836.0, "38,836"), (0.0, "0")],
 )
-def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
-    assert short(value) == text
+def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
+    assert format_number(value) == text
 
 
 ROWS = [
-    Row("step", 1, Spread(1.5, 1.25, 2.0, 7), FASTER, at_least(1.45), "plain", 20.0, 30.0, "ms"),
+    Row("step", 1, Spread(1.5, 1.25, 2.0, 7), SPEEDUP, at_least(1.45), "plain", 20.0, 30.0, "ms"),
     Row("loss", 2, Spread(1.72345, 1.7, 1.8, 3), "nats", at_most(1.72)),
     Row("encoding", 1, Spread(5.0, 5.0, 5.0, 1), "MB/s"),
 ]
@@ -137,27 +149,27 @@ def result(*rows: Row) -> dict[str, object]:
     return {"machine": MACHINE, "command": "python -m benchmarks x", "rows": [row_as_dict(row) for row in rows]}
 
 
-def test_results_stand_between_the_marks_in_order_and_nothing_else_changes() -> None:
+def test_results_are_written_between_the_markers_in_order() -> None:
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    made = with_results(page, {"b": result(ROWS[0]), "a": result(ROWS[1])}, ["a", "b"])
-    assert made.startswith(f"before\n{BEGIN}\n\n### a\n\n`python -m benchmarks x`: P, 2 cores, torch 2,")
-    assert made.endswith(f"\n{END}\nafter\n")
-    assert "old" not in made
-    assert made.index("### a") < made.index("### b")
-    assert with_results(made, {"b": result(ROWS[0]), "a": result(ROWS[1])}, ["a", "b"]) == made
+    text = with_results(page, {"b": result(ROWS[0]), "a": result(ROWS[1])}, ["a", "b"])
+    assert text.startswith(f"before\n{BEGIN}\n\n### a\n\n`python -m benchmarks x`: P, 2 cores, torch 2,")
+    assert text.endswith(f"\n{END}\nafter\n")
+    assert "old" not in text
+    assert text.index("### a") < text.index("### b")
+    assert with_results(text, {"b": result(ROWS[0]), "a": result(ROWS[1])}, ["a", "b"]) == text
 
 
-def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="lacks the marks"):
+def test_a_page_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="lacks the markers"):
         with_results(f"{BEGIN} only", {}, [])
 
 
-def test_a_new_result_replaces_its_own_and_leaves_the_others(tmp_path: Path) -> None:
-    page, kept = tmp_path / "README.md", tmp_path / "results.json"
+def test_a_new_result_replaces_the_old_one_and_keeps_the_others(tmp_path: Path) -> None:
+    page, results = tmp_path / "README.md", tmp_path / "results.json"
     page.write_text(f"{BEGIN}{END}", "utf-8")
-    for fresh in ({"a": result(ROWS[0])}, {"b": result(ROWS[1])}, {"a": result(ROWS[2])}):
-        keep(kept, page, fresh, ["a", "b"])
-    assert list(json.loads(kept.read_text("utf-8"))) == ["a", "b"]
+    for new in ({"a": result(ROWS[0])}, {"b": result(ROWS[1])}, {"a": result(ROWS[2])}):
+        save_results(results, page, new, ["a", "b"])
+    assert list(json.loads(results.read_text("utf-8"))) == ["a", "b"]
     text = page.read_text("utf-8")
     assert "| encoding |" in text
     assert "| loss |" in text

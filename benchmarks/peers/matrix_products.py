@@ -1,4 +1,4 @@
-"""The matrix products of one training step and nothing else: what no implementation in this precision can be below."""
+"""The matrix products of one training step alone: a lower bound on its time in this precision."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import torch
 
 
 def _product(*shape: int, inner: int) -> Callable[[], object]:
-    """One product of random matrices of the shape (…, rows, columns), into memory that is there already."""
-    *many, rows, columns = shape
-    A, B, C = torch.randn(*many, rows, inner), torch.randn(*many, inner, columns), torch.empty(*shape)
+    """Return a function that computes one product (…, rows, columns) of random matrices into allocated memory."""
+    *batch, rows, columns = shape
+    A, B, C = torch.randn(*batch, rows, inner), torch.randn(*batch, inner, columns), torch.empty(*shape)
     return lambda: torch.matmul(A, B, out=C)
 
 
 def linear_products(tokens: int, vocab_size: int, D: int, L: int) -> list[Callable[[], object]]:
-    """Those of all linear maps: forward X W, backward dY Wᵀ and Xᵀ dY; four of D × D, two of the MLP, the output."""
+    """Return the products of all linear layers: forward X W, backward dY Wᵀ and Xᵀ dY; 4 of D × D and 2 of the MLP per
+    layer, and the head."""
     maps = [*[(D, D)] * 4 * L, *[(D, 4 * D), (4 * D, D)] * L, (D, vocab_size)]
     products = []
     for a, b in maps:
@@ -28,7 +29,7 @@ def linear_products(tokens: int, vocab_size: int, D: int, L: int) -> list[Callab
 
 
 def attention_products(B: int, N: int, D: int, H: int, L: int) -> list[Callable[[], object]]:
-    """Those of attention, all N × N of them: Q Kᵀ and A V forward, two for each of them backward."""
+    """Return the products of attention without a causal shortcut: Q Kᵀ and A V forward, two for each backward."""
     scores = [_product(B, H, N, N, inner=D // H) for _ in range(2 * L)]
     heads = [_product(B, H, N, D // H, inner=N) for _ in range(4 * L)]
     return [*scores, *heads]

@@ -1,4 +1,4 @@
-"""The text that all comparisons use: tinyshakespeare where it is in the cache, else the documentation of Python."""
+"""The text of all comparisons: tinyshakespeare if it is in the cache, else the Python documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUALITY_TEXT = "tinyshakespeare"
 
 @lru_cache(maxsize=1)
 def name() -> str:
-    """Times do not depend on the text, beside the number of different characters, which is the same for all."""
+    """Return the name of the data set. Of the text, times depend only on the number of distinct characters."""
     try:
         registry.load(QUALITY_TEXT, progress=False)
     except UserError:
@@ -24,11 +24,11 @@ def name() -> str:
 
 
 def text() -> str:
-    """The whole text."""
+    """Return the whole text."""
     return "\n".join(document.text for document in registry.load(name(), progress=False).documents)
 
 
 def prepared(**settings: Any) -> tuple[TextGeneration, PreparedData]:
-    """A task that has read the text as one run of characters."""
+    """Return a character-level task, and the text as its data."""
     task = TextGeneration(TextGenerationSettings(separate_documents=False, tokenizer="char", **settings), name())
     return task, task.load(name())

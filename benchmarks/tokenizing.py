@@ -28,7 +28,7 @@ def package_encoder(tokenizer: BPE) -> Any:
 
     names = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
     merges = [(names[a], names[b]) for a, b in tokenizer.merges]
-    engine = Tokenizer(Engine(vocab_size={name: i for i, name in enumerate(names)}, merges=merges))
+    engine = Tokenizer(Engine(vocab={name: i for i, name in enumerate(names)}, merges=merges))
     engine.pre_tokenizer = Split(Regex(SPACED.pattern), "isolated")
     return engine
 

@@ -85,7 +85,7 @@ def unavailable_reason(name: str) -> str:
 
 
 def summary() -> str:
-    """Return the libraries that this process has asked for, as "kernels attention, gelu", or why there are none; "" when
+    """Return the libraries that this process has asked for, as "kernels attention, gelu", or why there is none; "" when
     it has asked for none."""
     if why := _disabled_reason():
         return f"no kernels ({why})"

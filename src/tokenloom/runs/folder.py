@@ -68,9 +68,7 @@ class RunFolder:
                 raise UserError(f"--out {self.path}: is a file; give the name of a folder")
             occupied = self.path.is_dir() and any(self.path.iterdir())
             if occupied and not (overwrite or resume):
-                raise UserError(
-                    f"--out {self.path}: is there already; --overwrite starts over, --resume continues it"
-                )
+                raise UserError(f"--out {self.path}: is there already; --overwrite starts over, --resume continues it")
             if occupied and not self.config_file.is_file():
                 raise UserError(f"--overwrite: {self.path} is not a run (it has no config.json); give another --out")
             _try_to_write(self.path)
